@@ -1,0 +1,33 @@
+"""The table of ops. One signature per op; a backend is one filled table.
+
+``reference`` is dense, float32 and obvious: the oracle. ``torch`` runs anywhere. The decoder and
+the runner call ops through the table they were given, so a whole engine can run on either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """One implementation of every op.
+
+    linear(x [N, in], weight [out, in], bias [out] | None) -> [N, out]
+    rms_norm(x [..., D], weight [D], eps, plus_one: bool) -> [..., D]   statistics in float32
+    layer_norm(x [..., D], weight [D], eps) -> [..., D]                 no bias (Cohere)
+    rope(x [N, H, D], cos [N, R/2], sin [N, R/2], interleaved: bool) -> [N, H, D]
+    gated(gate_up [N, 2I], activation) -> [N, I]                        gate first, then up
+    attention: see ``sash.ops.attention``
+    """
+
+    name: str
+    linear: Callable[..., torch.Tensor]
+    rms_norm: Callable[..., torch.Tensor]
+    layer_norm: Callable[..., torch.Tensor]
+    rope: Callable[..., torch.Tensor]
+    gated: Callable[..., torch.Tensor]
+    attention: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]

@@ -1,0 +1,25 @@
+"""Errors a user can act on. Every message names the option or field and a value that works."""
+
+
+class SashError(Exception):
+    """Base of every error that sash raises on purpose; the command line exits with code 2 on it."""
+
+
+class ConfigError(SashError):
+    """An option or a combination of options that can't work (invariant 7): refused at start."""
+
+
+class ModelError(SashError):
+    """A model file or its description is broken, incomplete or of a kind that sash doesn't run."""
+
+
+class RequestError(SashError):
+    """One request is refused; the engine and the other requests go on."""
+
+
+class OutOfPagesError(SashError):
+    """A pool has too few pages for an operation; nothing was changed."""
+
+
+class LedgerError(AssertionError):
+    """The books don't balance: a defect in sash, found by a self-check."""
