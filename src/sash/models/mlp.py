@@ -1,0 +1,88 @@
+"""Feed-forward blocks: a gated MLP and a mixture of experts."""
+
+from __future__ import annotations
+
+import torch
+
+from sash.ops.base import Ops
+from sash.spec.model import MlpSpec
+
+
+class GatedMlp:
+    """down(activation(gate x) · up x), with gate and up fused into one product.
+
+    Takes its weights out of ``weights`` (canonical names without the layer's prefix).
+    """
+
+    __slots__ = ("activation", "down", "down_bias", "gate_up", "gate_up_bias", "gated", "linear")
+
+    def __init__(self, spec: MlpSpec, weights: dict[str, torch.Tensor], ops: Ops) -> None:
+        self.linear, self.gated = ops.linear, ops.gated
+        self.activation = spec.activation
+        self.gate_up = fuse(weights, "gate", "up")
+        self.gate_up_bias = fuse(weights, "gate_bias", "up_bias") if spec.bias else None
+        self.down = weights.pop("down")
+        self.down_bias = weights.pop("down_bias") if spec.bias else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [N, hidden] to [N, hidden], in x's dtype."""
+        gated = self.gated(self.linear(x, self.gate_up, self.gate_up_bias), self.activation)
+        return self.linear(gated, self.down, self.down_bias)
+
+
+class MoeMlp:
+    """A router picks ``experts_per_token`` gated MLPs per row; their outputs are summed by its weights.
+
+    Rows are grouped by expert, so that each expert in use is called once per step.
+    """
+
+    __slots__ = ("down", "down_bias", "gate_up", "gate_up_bias", "ops", "router", "router_bias", "spec")
+
+    def __init__(self, spec: MlpSpec, weights: dict[str, torch.Tensor], ops: Ops) -> None:
+        self.spec, self.ops = spec, ops
+        self.router = weights.pop("router")
+        self.router_bias = weights.pop("router_bias") if spec.router_bias else None
+        self.gate_up = fuse(weights, "gate", "up", dim=1)
+        self.gate_up_bias = fuse(weights, "gate_bias", "up_bias", dim=1) if spec.bias else None
+        self.down = weights.pop("down")
+        self.down_bias = weights.pop("down_bias") if spec.bias else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [N, hidden] to [N, hidden] float32."""
+        scores, chosen = self.route(x)
+        flat, order = chosen.flatten().sort(stable=True)
+        rows = order // self.spec.experts_per_token
+        row_scores = scores.flatten()[order]
+        counts = torch.bincount(flat, minlength=self.spec.num_experts).tolist()
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        start = 0
+        for expert, count in enumerate(counts):
+            if count:
+                part = slice(start, start + count)
+                y = self._expert(expert, x.index_select(0, rows[part]))
+                out.index_add_(0, rows[part], y.float() * row_scores[part, None])
+                start += count
+        return out
+
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights (float32) and expert numbers (int64) of each row of x: two times [N, experts_per_token]."""
+        logits = self.ops.linear(x, self.router, self.router_bias).float()
+        top = self.spec.experts_per_token
+        if not self.spec.router_softmax_first:
+            best, chosen = logits.topk(top, dim=-1)
+            return best.softmax(dim=-1), chosen
+        scores, chosen = logits.softmax(dim=-1).topk(top, dim=-1)
+        if self.spec.renormalise:
+            scores = scores / scores.sum(dim=-1, keepdim=True)
+        return scores, chosen
+
+    def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        gate_up_bias = None if self.gate_up_bias is None else self.gate_up_bias[expert]
+        down_bias = None if self.down_bias is None else self.down_bias[expert]
+        gated = self.ops.gated(self.ops.linear(x, self.gate_up[expert], gate_up_bias), self.spec.activation)
+        return self.ops.linear(gated, self.down[expert], down_bias)
+
+
+def fuse(weights: dict[str, torch.Tensor], *names: str, dim: int = 0) -> torch.Tensor:
+    """Take the named tensors out of ``weights`` and join them along ``dim``."""
+    return torch.cat([weights.pop(name) for name in names], dim=dim)

@@ -1,0 +1,69 @@
+"""Portable torch ops for any device. Statistics, rotations and gates of the norms in float32.
+
+Attention is in ``sash.ops.attention``.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from sash.ops.reference import SWIGLU_ALPHA, SWIGLU_LIMIT
+from sash.spec.model import Activation
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [N, in] times weight [out, in] plus bias [out]: [N, out] in x's dtype."""
+    return F.linear(x, weight, bias)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool) -> torch.Tensor:
+    """x [..., D] over its root mean square, times weight (or 1 + weight): x's shape and dtype.
+
+    ``weight`` is [D], or anything that broadcasts over x, such as [H, D] for one weight per head.
+    ``F.rms_norm`` is 2.5 times slower than these steps on a CPU at 512 rows and no faster at one.
+    """
+    x32 = x.float()
+    scale = x32.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
+    out = (x32 * scale).mul_(weight + 1 if plus_one else weight)
+    return out.to(x.dtype)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [..., D] less its mean, over its standard deviation, times weight [D]: x's shape and dtype."""
+    return F.layer_norm(x.float(), (x.shape[-1],), weight.float(), None, eps).to(x.dtype)
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Rotate the first R of D dimensions of x [N, H, D] by the angles of cos and sin [N, R/2].
+
+    Pair i is (i, i + R/2), or (2i, 2i + 1) when ``interleaved``. Same shape and dtype as x.
+    """
+    rotary = 2 * cos.shape[-1]
+    if rotary < x.shape[-1]:
+        return torch.cat((rope(x[..., :rotary], cos, sin, interleaved), x[..., rotary:]), dim=-1)
+    if interleaved:
+        pairs, pair_dim, cos, sin = x.float().unflatten(-1, (-1, 2)), -1, cos[:, None, :, None], sin[:, None]
+    else:
+        pairs, pair_dim, cos, sin = x.float().unflatten(-1, (2, -1)), -2, cos[:, None, None], sin[:, None]
+    out = pairs * cos
+    a, b = pairs.unbind(pair_dim)
+    out_a, out_b = out.unbind(pair_dim)
+    out_a.addcmul_(b, sin, value=-1)
+    out_b.addcmul_(a, sin)
+    return out.flatten(-2).to(x.dtype)
+
+
+def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """activation(gate) times up, of gate_up [N, 2I] with the gate first: [N, I] in gate_up's dtype."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    match activation:
+        case Activation.SILU:
+            return F.silu(gate).mul_(up)
+        case Activation.GELU:
+            return F.gelu(gate).mul_(up)
+        case Activation.GELU_TANH:
+            return F.gelu(gate, approximate="tanh").mul_(up)
+        case Activation.CLAMPED_SWIGLU:
+            gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+            return torch.sigmoid(gate * SWIGLU_ALPHA).mul_(gate).mul_(up.add_(1))
