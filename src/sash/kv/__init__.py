@@ -1,1 +1,1 @@
-""""""
+"""KV memory: ``ledger`` (integers, no torch) and ``storage`` (tensors)."""

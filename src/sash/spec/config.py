@@ -1,0 +1,239 @@
+"""Engine options and how they become a complete, checked configuration with reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sash.spec import sizing
+from sash.spec.errors import ConfigError
+from sash.spec.footprint import page_bytes
+from sash.spec.groups import GroupSpec, group_layers
+from sash.spec.machine import Machine
+from sash.spec.model import ModelSpec
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DEFAULT_CONTEXT = 32_768
+DEFAULT_KV_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What a user asked for; None means: choose for me.
+
+    Args:
+        dtype: weights and KV: float32, bfloat16, float16 or auto (bfloat16 where the device has it).
+        max_model_len: longest request, prompt and answer, in tokens (``max_predict_length``).
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: tokens that one step computes.
+        page_size: tokens in a page, in every group.
+        chunked_prefill_size: most tokens of one prompt in one step; None or -1: the whole step.
+        max_total_tokens: tokens of the full pool (``max_total_num_tokens``); of the window pool
+            where a model has no full layer.
+        kv_cache_memory_bytes: bytes of all pools; None: a quarter of the device's free memory.
+        swa_full_tokens_ratio: window tokens / full tokens, in (0, 1].
+        disable_hybrid_swa_memory: every layer stores the full length.
+        hybrid_kvcache_ratio: 0 every layer stores the full length … 1 windows store their ring.
+        device: cpu, cuda, mps or auto.
+        deterministic: a request's tokens don't depend on what else runs, bit for bit (slower).
+        seed: for requests that bring none.
+        request_timeout_s: seconds after which a request is ended; None: never.
+        debug: check the books after every step.
+    """
+
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    page_size: int = 16
+    chunked_prefill_size: int | None = None
+    max_total_tokens: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    swa_full_tokens_ratio: float | None = None
+    disable_hybrid_swa_memory: bool = False
+    hybrid_kvcache_ratio: float | None = None
+    device: str = "auto"
+    deterministic: bool = False
+    seed: int = 0
+    request_timeout_s: float | None = None
+    debug: bool = False
+
+    def resolve(self, spec: ModelSpec, machine: Machine) -> ResolvedConfig:
+        """Check every option, choose what was left open, and size the pools.
+
+        Raises:
+            ConfigError: an option that can't work, with a value that would.
+        """
+        self._check_options()
+        groups = group_layers(spec)
+        reasons: list[str] = []
+        dtype = self._dtype(machine, reasons)
+        budget = self.kv_cache_memory_bytes
+        if budget is None:
+            budget = int(machine.available_bytes * DEFAULT_KV_SHARE)
+            reasons.append(f"KV budget {budget} bytes: a quarter of the {machine.available_bytes} bytes free at start")
+        length = self.max_model_len
+        if length is not None and length > spec.max_position:
+            raise ConfigError(
+                f"max_model_len={length} is longer than the model was made for; use at most {spec.max_position}"
+            )
+        demand = sizing.Demand(
+            groups=groups,
+            itemsize=DTYPE_BYTES[dtype],
+            page_size=self.page_size,
+            max_model_len=length or min(spec.max_position, DEFAULT_CONTEXT),
+            max_num_seqs=self.max_num_seqs,
+            hybrid_ratio=self._hybrid_ratio(groups, reasons),
+        )
+        if length is None:
+            demand = self._fit_length(demand, budget, reasons)
+        pages = self._split(demand, budget, reasons)
+        sizing.check_split(demand, pages, self._ways_out(demand))
+        chunk = self.chunked_prefill_size or self.max_num_batched_tokens
+        return ResolvedConfig(
+            options=self,
+            dtype=dtype,
+            device=machine.device,
+            demand=demand,
+            pages=pages,
+            chunk=self.max_num_batched_tokens if chunk < 0 else min(chunk, self.max_num_batched_tokens),
+            reasons=tuple(reasons),
+        )
+
+    def _check_options(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "page_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}; the default is {_default(name)}")
+        for name in ("max_model_len", "max_total_tokens", "kv_cache_memory_bytes", "request_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} must be above 0 or left out, got {value}")
+        chunk = self.chunked_prefill_size
+        if chunk is not None and chunk < 1 and chunk != -1:
+            raise ConfigError(f"chunked_prefill_size must be at least 1, or -1 for the whole step, got {chunk}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} can't give each of max_num_seqs="
+                f"{self.max_num_seqs} requests a token per step; use at least {self.max_num_seqs}"
+            )
+        if self.dtype not in ("auto", *DTYPE_BYTES):
+            raise ConfigError(f"dtype {self.dtype!r} is unknown; use auto, {', '.join(DTYPE_BYTES)}")
+        self._check_window_options()
+
+    def _check_window_options(self) -> None:
+        ratio, hybrid = self.swa_full_tokens_ratio, self.hybrid_kvcache_ratio
+        if ratio is not None and not 0 < ratio <= 1:
+            raise ConfigError(f"swa_full_tokens_ratio must be above 0 and at most 1, got {ratio}; 0.8 is usual, leaving it out computes it")
+        if hybrid is not None and not 0 <= hybrid <= 1:
+            raise ConfigError(f"hybrid_kvcache_ratio must be between 0 (uniform) and 1 (rings), got {hybrid}")
+        given = [
+            name
+            for name, on in (
+                ("swa_full_tokens_ratio", ratio is not None),
+                ("disable_hybrid_swa_memory", self.disable_hybrid_swa_memory),
+                ("hybrid_kvcache_ratio", hybrid is not None),
+            )
+            if on
+        ]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} both set the size of the windows' pool; give one of them")
+
+    def _dtype(self, machine: Machine, reasons: list[str]) -> str:
+        if self.dtype != "auto":
+            return self.dtype
+        dtype = "bfloat16" if machine.has_bf16 else "float32"
+        reasons.append(f"dtype {dtype}: {machine.device} {'has' if machine.has_bf16 else 'lacks'} bfloat16 arithmetic")
+        return dtype
+
+    def _hybrid_ratio(self, groups: tuple[GroupSpec, ...], reasons: list[str]) -> float:
+        if not any(g.bounded for g in groups):
+            for name in ("swa_full_tokens_ratio", "disable_hybrid_swa_memory", "hybrid_kvcache_ratio"):
+                if getattr(self, name):
+                    reasons.append(f"{name} is ignored: the model has no window layers")
+            return 1.0
+        if self.disable_hybrid_swa_memory:
+            return 0.0
+        return 1.0 if self.hybrid_kvcache_ratio is None else self.hybrid_kvcache_ratio
+
+    def _fit_length(self, demand: sizing.Demand, budget: int, reasons: list[str]) -> sizing.Demand:
+        """The longest max_model_len up to the wanted one for which one request fits the pools."""
+
+        def fits(length: int) -> bool:
+            trial = replace(demand, max_model_len=length)
+            pages = self._split(trial, budget, [])
+            return all(have >= need for have, need in zip(pages, trial.request_pages(), strict=True))
+
+        wanted = demand.max_model_len
+        if fits(wanted):
+            return demand
+        low, high = 0, wanted
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        if low < 1:
+            return replace(demand, max_model_len=1)
+        reasons.append(f"max_model_len {low}: shortened from {wanted} so that one request fits the pools")
+        return replace(demand, max_model_len=low)
+
+    def _split(self, demand: sizing.Demand, budget: int, reasons: list[str]) -> tuple[int, ...]:
+        kinds = {g.bounded for g in demand.groups}
+        if self.swa_full_tokens_ratio is not None and kinds == {True}:
+            reasons.append("swa_full_tokens_ratio is ignored: every layer has a window, so there is no full pool")
+        elif self.swa_full_tokens_ratio is not None and kinds == {True, False}:
+            return sizing.ratio_split(demand, budget, self.swa_full_tokens_ratio, self.max_total_tokens)
+        if self.max_total_tokens is not None:
+            return sizing.total_tokens_split(demand, self.max_total_tokens)
+        return sizing.auto_split(demand, budget)
+
+    def _ways_out(self, demand: sizing.Demand) -> str:
+        if self.swa_full_tokens_ratio is not None:
+            return "raise swa_full_tokens_ratio, kv_cache_memory_bytes or max_total_tokens, or lower max_model_len"
+        if self.max_total_tokens is not None:
+            need = max(demand.request_pages()) * demand.page_size
+            return f"give max_total_tokens of at least {need}, or lower max_model_len"
+        return f"give kv_cache_memory_bytes of at least {demand.request_bytes()}, or lower max_model_len"
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """Everything decided. ``pages`` per group of ``demand.groups``; ``chunk`` is the prefill chunk in
+    tokens; ``reasons`` are the decisions that were not the user's, for log and inspection."""
+
+    options: EngineConfig
+    dtype: str
+    device: str
+    demand: sizing.Demand
+    pages: tuple[int, ...]
+    chunk: int
+    reasons: tuple[str, ...]
+
+    @property
+    def groups(self) -> tuple[GroupSpec, ...]:
+        """The model's KV groups."""
+        return self.demand.groups
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest request in tokens."""
+        return self.demand.max_model_len
+
+    def pool_bytes(self) -> tuple[int, ...]:
+        """Bytes of each pool."""
+        demand = self.demand
+        return tuple(
+            n * page_bytes(g, demand.page_size, demand.itemsize) for g, n in zip(self.groups, self.pages, strict=True)
+        )
+
+    def pool_line(self) -> str:
+        """The start line that users of dual pools know, with the bytes of each pool."""
+        size = self.demand.page_size
+        full = [n * size for g, n in zip(self.groups, self.pages, strict=True) if not g.bounded]
+        window = [n * size for g, n in zip(self.groups, self.pages, strict=True) if g.bounded]
+        sizes = ", ".join(f"{g.name} {b / 2**20:.1f} MiB" for g, b in zip(self.groups, self.pool_bytes(), strict=True))
+        if not window:
+            return f"Use one growing memory pool. full_layer_tokens={full[0]} ({sizes})"
+        shown = window[0] if len(window) == 1 else window
+        return f"Use sliding window memory pool. full_layer_tokens={sum(full)}, swa_layer_tokens={shown} ({sizes})"
+
+
+def _default(name: str) -> object:
+    return EngineConfig.__dataclass_fields__[name].default
