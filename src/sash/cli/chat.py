@@ -1,0 +1,80 @@
+"""``sash chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sash.cli.engine import chat_ids, open_engine, run_request
+from sash.cli.options import EngineOptions, SamplingOptions, with_options
+from sash.cli.progress import Progress
+from sash.spec.errors import RequestError
+
+PROMPT = "> "
+
+
+@with_options
+def chat(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="As for generate; it needs a chat template.")],
+    sampling: SamplingOptions,
+    engine: EngineOptions,
+    system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
+    chat_template: Annotated[Path | None, typer.Option(help="A Jinja template, for a model that brings none.")] = None,
+) -> None:
+    """Talk with a model. An empty line or end of input ends it; Ctrl-C cuts an answer short."""
+    params = sampling.params(engine.seed)
+    if params.n != 1:
+        raise RequestError(f"--n must be 1 in a chat, got {params.n}")
+    template = _template(chat_template)
+    progress = Progress()
+    try:
+        llm = open_engine(ctx, model, engine, progress)
+        # Rendered once before the first question, so that a missing template is told at once.
+        chat_ids(llm, [*_system(system), {"role": "user", "content": "?"}], template)
+        messages = _system(system)
+        while question := _ask():
+            messages.append({"role": "user", "content": question})
+            said: list[str] = []
+
+            def show(piece: str, said: list[str] = said) -> None:
+                progress.close()
+                said.append(piece)
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+
+            try:
+                run_request(llm, chat_ids(llm, messages, template), params, show)
+            except KeyboardInterrupt:
+                if not said:
+                    raise
+            print()
+            messages.append({"role": "assistant", "content": "".join(said)})
+    finally:
+        progress.close()
+
+
+def _system(text: str | None) -> list[dict[str, str]]:
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _template(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"--chat-template {file} can't be read ({error}): name a Jinja file in UTF-8") from error
+
+
+def _ask() -> str:
+    """The next question; empty at the end of the conversation."""
+    try:
+        return input(PROMPT if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return ""
+    except UnicodeDecodeError as error:
+        raise RequestError("standard input is not valid UTF-8: convert it, for example with iconv") from error

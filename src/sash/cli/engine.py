@@ -1,0 +1,151 @@
+"""The one door from the command line to the engine: what commands need of it, and how it is built.
+
+Commands take the builder from typer's context, so tests hand in a scripted engine. torch loads
+only when the real builder runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import typer
+
+from sash.cli.options import EngineOptions
+from sash.cli.progress import Progress
+from sash.spec.sampling import SamplingParams
+
+
+class Completion(Protocol):
+    """One answer of a delta: what is new since the delta before."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[object] | None
+    finish_reason: str | None
+
+
+class Delta(Protocol):
+    """What one step added to a request."""
+
+    prompt_token_ids: Sequence[int]
+    prompt_logprobs: Sequence[object] | None
+    outputs: Sequence[Any]
+
+
+class Engine(Protocol):
+    """The part of ``sash.engine.llm.LLM`` that commands use."""
+
+    def stream(self, prompt: str | list[int], sampling_params: SamplingParams) -> Iterator[Any]:
+        """Deltas of one request."""
+
+    def stats(self) -> Mapping[str, Any]:
+        """Pools and counters."""
+
+
+Builder = Callable[[str, Mapping[str, object], Progress], Any]
+
+
+def build(model: str, options: Mapping[str, object], progress: Progress) -> Any:
+    """The real engine. Its log lines go to standard error, so that standard output is the answer's."""
+    import structlog
+
+    structlog.configure(
+        processors=[_plain_line],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger("info"),
+    )
+    from sash.engine.llm import LLM
+
+    return LLM(model, **options, progress=progress)  # type: ignore[arg-type]
+
+
+def open_engine(ctx: typer.Context, model: str, options: EngineOptions, progress: Progress) -> Any:
+    """An engine from the builder of the context, or the real one."""
+    builder: Builder = ctx.obj or build
+    return builder(model, options.given(), progress)
+
+
+def chat_ids(engine: Any, messages: Sequence[Mapping[str, str]], template: str | None) -> list[int]:
+    """Token ids of a conversation in the model's own form, ready for its next answer.
+
+    Raises:
+        RequestError: the model has no chat template and none was given.
+    """
+    ids: list[int] = engine.chat_prompt(messages, chat_template=template)
+    return ids
+
+
+def _plain_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
+    text = str(event.pop("event"))
+    pairs = " ".join(f"{key}={value}" for key, value in event.items())
+    return f"{text} {pairs}".rstrip()
+
+
+@dataclass
+class Answer:
+    """One answer, put together from its deltas."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[object] | None = None
+    finish_reason: str | None = None
+
+    def add(self, part: Completion) -> None:
+        """Append a delta."""
+        self.text += part.text
+        self.token_ids += part.token_ids
+        if part.logprobs:
+            self.logprobs = [*(self.logprobs or []), *part.logprobs]
+        self.finish_reason = part.finish_reason or self.finish_reason
+
+
+@dataclass
+class Run:
+    """One request from start to end. Times in seconds since ``started``."""
+
+    answers: dict[int, Answer] = field(default_factory=dict)
+    prompt_token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[object] | None = None
+    first_token_s: float | None = None
+    total_s: float = 0.0
+
+    def timings(self, load_s: float) -> dict[str, float | int | None]:
+        """Counts, seconds and rates; a rate is None where there is nothing to divide."""
+        generated = sum(len(answer.token_ids) for answer in self.answers.values())
+        first_s = self.first_token_s or self.total_s
+        decode_s = self.total_s - first_s
+        later = generated - len(self.answers)
+        return {
+            "load_s": load_s,
+            "prompt_tokens": len(self.prompt_token_ids),
+            "generated_tokens": generated,
+            "first_token_s": self.first_token_s,
+            "total_s": self.total_s,
+            "prefill_tokens_per_s": len(self.prompt_token_ids) / first_s if first_s > 0 else None,
+            "decode_tokens_per_s": later / decode_s if later > 0 and decode_s > 0 else None,
+        }
+
+
+def run_request(
+    engine: Engine, prompt: str | list[int], params: SamplingParams, on_text: Callable[[str], None] | None = None
+) -> Run:
+    """Drive one request to its end; ``on_text`` gets the first answer's text as it comes."""
+    run = Run()
+    started = time.perf_counter()
+    for delta in engine.stream(prompt, params):
+        run.prompt_token_ids = list(delta.prompt_token_ids)
+        if delta.prompt_logprobs is not None:
+            run.prompt_logprobs = list(delta.prompt_logprobs)
+        for part in delta.outputs:
+            if part.token_ids and run.first_token_s is None:
+                run.first_token_s = time.perf_counter() - started
+            run.answers.setdefault(part.index, Answer()).add(part)
+            if on_text and part.index == 0 and part.text:
+                on_text(part.text)
+    run.total_s = time.perf_counter() - started
+    return run

@@ -1,0 +1,67 @@
+"""The ``sash`` command. Torch loads inside the commands that need it, never here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+import typer.core
+
+from sash import __version__
+from sash.cli.chat import chat
+from sash.cli.generate import generate
+from sash.cli.inspect import inspect
+from sash.spec.errors import SashError
+
+
+class SashGroup(typer.core.TyperGroup):
+    """Turns what sash refuses into a message on standard error and exit code 2, without a traceback."""
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except SashError as error:
+            print(f"sash: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=SashGroup,
+    help="sliding-window LLM inference",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench_app = typer.Typer(help="Measure sash beside its peers.", no_args_is_help=True)
+
+app.command("generate")(generate)
+app.command("chat")(chat)
+app.command("inspect")(inspect)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measure sash beside its peers."""
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"sash {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """sliding-window LLM inference"""
+
+
+def main() -> None:
+    """Entry point of the console script; exits with 0, 2 (refused), 130 (interrupted) or 1 (a defect)."""
+    app(prog_name="sash")

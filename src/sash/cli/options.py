@@ -1,0 +1,181 @@
+"""The command line's options, written once and shared by commands.
+
+A command takes a whole set of options as one dataclass argument; ``with_options`` unfolds it into
+single options for typer and folds the answers back.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, get_type_hints
+
+import typer
+
+from sash.spec.errors import ConfigError, RequestError
+from sash.spec.sampling import SamplingParams
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """``512MiB``, ``2G`` or a plain number of bytes.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
+    if not match:
+        raise ConfigError(f"--kv-cache-memory-bytes must be a size such as 512MiB, 2G or 1000000, got {text!r}")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def parse_ids(option: str, text: str) -> list[int]:
+    """Token ids separated by commas.
+
+    Raises:
+        RequestError: something else; ``option`` is named.
+    """
+    try:
+        return [int(item) for item in text.split(",") if item.strip()]
+    except ValueError:
+        raise RequestError(f"{option} must be token ids separated by commas, such as 1,106; got {text!r}") from None
+
+
+def parse_bias(items: list[str]) -> dict[int, float]:
+    """``ID=NUMBER`` items as a mapping.
+
+    Raises:
+        RequestError: an item of another form.
+    """
+    bias: dict[int, float] = {}
+    for item in items:
+        token, _, number = item.partition("=")
+        try:
+            bias[int(token)] = float(number)
+        except ValueError:
+            raise RequestError(f"--logit-bias must be ID=NUMBER, such as 5=-2.5; got {item!r}") from None
+    return bias
+
+
+def _option(help_text: str, *names: str, panel: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=False)
+    return option
+
+
+_engine = functools.partial(_option, panel="Engine")
+_sampling = functools.partial(_option, panel="Sampling")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What the engine is built with. None and False leave the engine's own default."""
+
+    dtype: Annotated[str | None, _engine("float32, bfloat16, float16 or auto.")] = None
+    max_model_len: Annotated[
+        int | None, _engine("Longest prompt plus answer, in tokens.", "--max-model-len", "--max-predict-length")
+    ] = None
+    max_num_seqs: Annotated[int | None, _engine("Requests that may run at once.")] = None
+    max_num_batched_tokens: Annotated[int | None, _engine("Tokens computed in one step.")] = None
+    page_size: Annotated[int | None, _engine("Tokens per page of the KV pools.")] = None
+    chunked_prefill_size: Annotated[int | None, _engine("Prompt tokens of one request in one step.")] = None
+    max_total_tokens: Annotated[
+        int | None, _engine("Tokens that the full pool holds.", "--max-total-tokens", "--max-total-num-tokens")
+    ] = None
+    kv_cache_memory_bytes: Annotated[str | None, _engine("Bytes of all KV pools together, such as 512MiB.")] = None
+    swa_full_tokens_ratio: Annotated[float | None, _engine("Window pool tokens per full pool token, in (0, 1].")] = None
+    disable_hybrid_swa_memory: Annotated[bool, _engine("Store window layers at full length.")] = False
+    hybrid_kvcache_ratio: Annotated[float | None, _engine("0: uniform storage ... 1: windows store windows.")] = None
+    device: Annotated[str | None, _engine("cpu, cuda, mps or auto.")] = None
+    deterministic: Annotated[bool, _engine("The same tokens whatever else runs, bit for bit.")] = False
+    seed: Annotated[int | None, _engine("Makes sampling repeatable.")] = None
+    request_timeout_s: Annotated[float | None, _engine("End a request after so many seconds.")] = None
+    debug: Annotated[bool, _engine("Check the books after every step (slow).")] = False
+
+    def given(self) -> dict[str, object]:
+        """Keyword arguments for LLM: only what was given, so that defaults live in the engine alone."""
+        out = {item.name: getattr(self, item.name) for item in fields(self)}
+        if self.kv_cache_memory_bytes is not None:
+            out["kv_cache_memory_bytes"] = parse_bytes(self.kv_cache_memory_bytes)
+        return {name: value for name, value in out.items() if value is not None and value is not False}
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """What a request wants of the sampler: the fields of SamplingParams."""
+
+    max_tokens: Annotated[int, _sampling("End after so many tokens (128 when not given).")] = 128
+    temperature: Annotated[float, _sampling("0 takes the best token each time; 1 is the model's own spread.")] = 1.0
+    top_k: Annotated[int, _sampling("Choose among the k best tokens; 0: all.")] = 0
+    top_p: Annotated[float, _sampling("Choose among the best tokens that together reach this probability.")] = 1.0
+    min_p: Annotated[float, _sampling("Drop tokens below this share of the best token's probability.")] = 0.0
+    repetition_penalty: Annotated[float, _sampling("Above 1 discourages tokens of prompt and answer.")] = 1.0
+    presence_penalty: Annotated[float, _sampling("Subtracted once from each token of the answer.")] = 0.0
+    frequency_penalty: Annotated[float, _sampling("Subtracted for each occurrence in the answer.")] = 0.0
+    logit_bias: Annotated[list[str] | None, _sampling("ID=NUMBER, added to a token's logit; repeatable.")] = None
+    allowed_token_ids: Annotated[str | None, _sampling("Only these ids, separated by commas.")] = None
+    bad_token_ids: Annotated[str | None, _sampling("Never these ids, separated by commas.")] = None
+    stop: Annotated[list[str] | None, _sampling("A string that ends the answer; repeatable.")] = None
+    stop_token_ids: Annotated[str | None, _sampling("Ids that end the answer, separated by commas.")] = None
+    include_stop_str_in_output: Annotated[bool, _sampling("Keep the stop string.")] = False
+    ignore_eos: Annotated[bool, _sampling("The model's own end tokens don't end the answer.")] = False
+    min_tokens: Annotated[int, _sampling("No end before so many tokens.")] = 0
+    n: Annotated[int, _sampling("Number of answers.", "-n", "--n")] = 1
+    logprobs: Annotated[int | None, _sampling("Log-probabilities of so many best tokens, with --json.")] = None
+    prompt_logprobs: Annotated[int | None, _sampling("The same for each prompt token.")] = None
+    skip_special_tokens: Annotated[
+        bool, _sampling("Leave control tokens out.", "--skip-special-tokens/--keep-special-tokens")
+    ] = True
+
+    def params(self, seed: int | None = None) -> SamplingParams:
+        """The checked SamplingParams.
+
+        Raises:
+            RequestError: a value out of range or of the wrong form; the option is named.
+        """
+        allowed = self.allowed_token_ids
+        values = {item.name: getattr(self, item.name) for item in fields(self)} | {
+            "logit_bias": parse_bias(self.logit_bias or []),
+            "allowed_token_ids": None if allowed is None else parse_ids("--allowed-token-ids", allowed),
+            "bad_token_ids": parse_ids("--bad-token-ids", self.bad_token_ids or ""),
+            "stop": self.stop or (),
+            "stop_token_ids": parse_ids("--stop-token-ids", self.stop_token_ids or ""),
+            "seed": seed,
+        }
+        return SamplingParams(**values)
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Unfold each argument that is an option set (a dataclass above) into single options for typer."""
+    hints = get_type_hints(command, include_extras=True)
+    sets: dict[str, type[EngineOptions] | type[SamplingOptions]] = {
+        name: hint for name, hint in hints.items() if hint in (EngineOptions, SamplingOptions)
+    }
+    parameters = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name not in sets:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            continue
+        option_hints = get_type_hints(sets[parameter.name], include_extras=True)
+        for item in fields(sets[parameter.name]):
+            default = inspect.Parameter.empty if item.default is MISSING else item.default
+            parameters.append(
+                inspect.Parameter(
+                    item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option_hints[item.name]
+                )
+            )
+    parameters.sort(key=lambda parameter: parameter.kind)
+
+    @functools.wraps(command)
+    def folded(**given: object) -> None:
+        for name, option_set in sets.items():
+            given[name] = option_set(**{item.name: given.pop(item.name) for item in fields(option_set)})  # type: ignore[arg-type]
+        command(**given)
+
+    signature = inspect.Signature(parameters)
+    folded.__signature__ = signature  # type: ignore[attr-defined]
+    folded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return folded

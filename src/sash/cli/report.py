@@ -1,0 +1,72 @@
+"""What a run took: the pools' bytes at their peak beside one uniform cache, and the rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+
+def pool_rows(stats: Mapping[str, Any], tokens: Sequence[int]) -> list[dict[str, Any]]:
+    """One row per pool: what it held at its peak, and what storing every position would have taken.
+
+    Args:
+        stats: the engine's; each entry of ``pools`` has name, layers, page_size, page_bytes,
+            num_pages and peak_pages.
+        tokens: lengths of the sequences that ran, prompt and answer together.
+    """
+    rows = []
+    for pool in stats["pools"]:
+        pages = sum(-(-length // pool["page_size"]) for length in tokens)
+        rows.append(
+            {
+                "pool": pool["name"],
+                "layers": pool["layers"],
+                "size_bytes": pool["num_pages"] * pool["page_bytes"],
+                "peak_bytes": pool["peak_pages"] * pool["page_bytes"],
+                "uniform_bytes": pages * pool["page_bytes"],
+            }
+        )
+    return rows
+
+
+def mib(num_bytes: int) -> str:
+    """Bytes for people."""
+    return f"{num_bytes / 2**20:.2f} MiB"
+
+
+def print_stats(rows: Sequence[Mapping[str, Any]], timings: Mapping[str, float | int | None]) -> None:
+    """The rates and the table, on standard error."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(stderr=True, highlight=False)
+    console.print(
+        f"prompt {timings['prompt_tokens']} tokens at {_rate(timings['prefill_tokens_per_s'])}, "
+        f"answer {timings['generated_tokens']} tokens at {_rate(timings['decode_tokens_per_s'])}, "
+        f"loaded in {timings['load_s']:.1f} s"
+    )
+    table = Table(title="KV memory at its peak", title_justify="left")
+    for heading, justify in (("pool", "left"), ("layers", "right"), ("sash", "right"), ("one uniform cache", "right")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(str(row["pool"]), str(row["layers"]), mib(row["peak_bytes"]), mib(row["uniform_bytes"]))
+    total, uniform = sum(row["peak_bytes"] for row in rows), sum(row["uniform_bytes"] for row in rows)
+    table.add_section()
+    table.add_row("together", str(sum(row["layers"] for row in rows)), mib(total), mib(uniform))
+    console.print(table)
+
+
+def _rate(value: float | int | None) -> str:
+    return "an unmeasured rate" if value is None else f"{value:.1f} tokens/s"
+
+
+def plain(value: object) -> object:
+    """Something that json can write: dataclasses, mappings with any keys and sequences unfolded."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return value

@@ -1,0 +1,105 @@
+"""Hold the size budgets: file 400 lines, function 60 lines, signature 8 parameters; print each part's total.
+
+Constructors of public classes and commands of the command line may take more parameters: users call them by name.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 8
+ROOTS = ("src", "tests", "tools")
+MARK = "Size exception:"
+
+# Files that may be longer, each with the reason; the file's docstring repeats it after "Size exception:".
+EXCEPTIONS: dict[str, str] = {}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def main(root: Path) -> int:
+    """Check every file below ``root``'s source folders; returns the exit code."""
+    problems: list[str] = []
+    totals: Counter[str] = Counter()
+    for path in sorted(file for folder in ROOTS for file in (root / folder).rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        text = path.read_text(encoding="utf-8")
+        totals[part(name)] += len(text.splitlines())
+        problems += check_file(name, text, EXCEPTIONS)
+    problems += [f"{name}: in EXCEPTIONS but not in the tree" for name in EXCEPTIONS if not (root / name).is_file()]
+    for name, lines in sorted(totals.items()):
+        print(f"{lines:7d}  {name}")
+    print(f"{sum(totals.values()):7d}  lines together")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+def part(name: str) -> str:
+    """The part that a file counts for: ``src/sash/spec``, ``tests``, ``tools``."""
+    pieces = name.split("/")
+    return "/".join(pieces[:3]) if pieces[0] == "src" and len(pieces) > 3 else pieces[0]
+
+
+def check_file(name: str, text: str, exceptions: dict[str, str]) -> list[str]:
+    """Problems of one file, as lines for people."""
+    problems = []
+    tree = ast.parse(text, filename=name)
+    lines = len(text.splitlines())
+    if name in exceptions:
+        if MARK not in (ast.get_docstring(tree) or ""):
+            problems.append(f"{name}:1: is listed as an exception; its docstring must say why after {MARK!r}")
+        if lines <= MAX_FILE_LINES:
+            problems.append(f"{name}:1: has {lines} lines now; take it out of EXCEPTIONS")
+    elif lines > MAX_FILE_LINES:
+        problems.append(f"{name}:1: {lines} lines, at most {MAX_FILE_LINES}")
+    for function, owner in functions(tree):
+        length = (function.end_lineno or function.lineno) - function.lineno + 1
+        if length > MAX_FUNCTION_LINES:
+            problems.append(
+                f"{name}:{function.lineno}: {function.name} has {length} lines, at most {MAX_FUNCTION_LINES}"
+            )
+        count = parameters(function, owner)
+        if count > MAX_PARAMETERS and not may_take_many(function, owner):
+            problems.append(
+                f"{name}:{function.lineno}: {function.name} has {count} parameters, at most {MAX_PARAMETERS}"
+            )
+    return problems
+
+
+def functions(tree: ast.AST, owner: ast.ClassDef | None = None) -> Iterator[tuple[Function, ast.ClassDef | None]]:
+    """Every function with the class that it is a method of, if any."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Function):
+            yield node, owner
+            yield from functions(node)
+        elif isinstance(node, ast.ClassDef):
+            yield from functions(node, node)
+        else:
+            yield from functions(node, owner)
+
+
+def parameters(function: Function, owner: ast.ClassDef | None) -> int:
+    """Parameters that a caller gives: ``self`` and ``cls`` apart."""
+    args = function.args
+    count = len(args.posonlyargs) + len(args.args) + len(args.kwonlyargs) + bool(args.vararg) + bool(args.kwarg)
+    static = any(isinstance(item, ast.Name) and item.id == "staticmethod" for item in function.decorator_list)
+    return count - (owner is not None and not static)
+
+
+def may_take_many(function: Function, owner: ast.ClassDef | None) -> bool:
+    """Public constructors, and commands: functions decorated with ``@….command(…)`` or ``@with_options``."""
+    if owner and function.name == "__init__":
+        return not owner.name.startswith("_")
+    names = [ast.unparse(item.func if isinstance(item, ast.Call) else item) for item in function.decorator_list]
+    return any(name.split(".")[-1] in ("command", "with_options") for name in names)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).parent.parent))
