@@ -1,0 +1,44 @@
+"""Weights of a model on disk, whatever its format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from sash.spec.errors import ModelError
+from sash.spec.model import ModelSpec
+
+
+def load_weights(
+    path: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Read the weights of ``spec`` from a ``.gguf`` file or a folder of safetensors.
+
+    Args:
+        path: the file or folder.
+        spec: the model that they are for.
+        dtype: of the result; float32 or bfloat16.
+        device: of the result.
+        progress: called with what is being read, bytes done and bytes in all.
+
+    Returns:
+        Exactly the names and shapes of ``expected_weights(spec)``.
+
+    Raises:
+        ModelError: the format is unknown, or the weights don't fit the spec.
+    """
+    if path.suffix == ".gguf":
+        from sash.weights.gguf import load_gguf
+
+        return load_gguf(path, spec, dtype, device, progress)
+    if path.is_dir():
+        from sash.weights.safetensors import load_safetensors
+
+        return load_safetensors(path, spec, dtype, device, progress)
+    raise ModelError(f"no weights at {path}: it must be a .gguf file or a folder that holds safetensors")
