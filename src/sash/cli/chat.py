@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sash.cli.engine import chat_ids, open_engine, run_request
+from sash.cli.engine import open_engine, run_request
 from sash.cli.options import EngineOptions, SamplingOptions, with_options
 from sash.cli.progress import Progress
 from sash.spec.errors import RequestError
@@ -34,7 +34,7 @@ def chat(
     try:
         llm = open_engine(ctx, model, engine, progress)
         # Rendered once before the first question, so that a missing template is told at once.
-        chat_ids(llm, [*_system(system), {"role": "user", "content": "?"}], template)
+        llm.chat_prompt([*_system(system), {"role": "user", "content": "?"}], template)
         messages = _system(system)
         while question := _ask():
             messages.append({"role": "user", "content": question})
@@ -47,7 +47,7 @@ def chat(
                 sys.stdout.flush()
 
             try:
-                run_request(llm, chat_ids(llm, messages, template), params, show)
+                run_request(llm, llm.chat_prompt(messages, template), params, show)
             except KeyboardInterrupt:
                 if not said:
                     raise

@@ -34,23 +34,30 @@ class Delta(Protocol):
 
     prompt_token_ids: Sequence[int]
     prompt_logprobs: Sequence[object] | None
-    outputs: Sequence[Any]
+    outputs: Sequence[Completion]
 
 
 class Engine(Protocol):
     """The part of ``sash.engine.llm.LLM`` that commands use."""
 
-    def stream(self, prompt: str | list[int], sampling_params: SamplingParams) -> Iterator[Any]:
+    def stream(self, prompt: str | list[int], sampling_params: SamplingParams) -> Iterator[Delta]:
         """Deltas of one request."""
 
     def stats(self) -> Mapping[str, Any]:
         """Pools and counters."""
 
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]], chat_template: str | None = None) -> list[int]:
+        """A conversation in the model's own form, ready for its next answer.
 
-Builder = Callable[[str, Mapping[str, object], Progress], Any]
+        Raises:
+            RequestError: the model has no chat template and none was given.
+        """
 
 
-def build(model: str, options: Mapping[str, object], progress: Progress) -> Any:
+Builder = Callable[[str, Mapping[str, object], Progress], Engine]
+
+
+def build(model: str, options: Mapping[str, object], progress: Progress) -> Engine:
     """The real engine. Its log lines go to standard error, so that standard output is the answer's."""
     import structlog
 
@@ -64,20 +71,10 @@ def build(model: str, options: Mapping[str, object], progress: Progress) -> Any:
     return LLM(model, **options, progress=progress)  # type: ignore[arg-type]
 
 
-def open_engine(ctx: typer.Context, model: str, options: EngineOptions, progress: Progress) -> Any:
+def open_engine(ctx: typer.Context, model: str, options: EngineOptions, progress: Progress) -> Engine:
     """An engine from the builder of the context, or the real one."""
     builder: Builder = ctx.obj or build
     return builder(model, options.given(), progress)
-
-
-def chat_ids(engine: Any, messages: Sequence[Mapping[str, str]], template: str | None) -> list[int]:
-    """Token ids of a conversation in the model's own form, ready for its next answer.
-
-    Raises:
-        RequestError: the model has no chat template and none was given.
-    """
-    ids: list[int] = engine.chat_prompt(messages, chat_template=template)
-    return ids
 
 
 def _plain_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -41,7 +42,8 @@ def _print(source: ModelSource, spec: ModelSpec) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    # A terminal folds what is too wide; a pipe or a file gets whole lines, so that they can be searched.
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
     console.print(f"{source.name}: {spec.architecture} ({source.kind} {source.path})", markup=False)
     console.print(
         f"{len(spec.layers)} layers, width {spec.hidden_size}, vocabulary {spec.vocab_size}, "
@@ -49,7 +51,9 @@ def _print(source: ModelSource, spec: ModelSpec) -> None:
         f"{'tied' if spec.tied_embeddings else 'own'} head, stop tokens {list(spec.stop_token_ids)}",
         markup=False,
     )
-    layers = Table("layer", "span", "from", "heads", "KV heads", "head", "rope", "also", title="Layers")
+    layers = Table(title="Layers")
+    for heading in ("layer", "span", "from", "heads", "KV heads", "head", "rope", "also"):
+        layers.add_column(heading, overflow="fold")
     for number, layer in enumerate(spec.layers):
         layers.add_row(
             str(number),

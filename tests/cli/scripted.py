@@ -1,0 +1,85 @@
+"""A scripted engine behind the command line's builder: no torch, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sash.cli.progress import Progress
+from sash.spec.errors import RequestError
+from sash.spec.sampling import SamplingParams
+
+
+@dataclass
+class Piece:
+    """One answer's part of a delta."""
+
+    text: str
+    token_ids: list[int]
+    index: int = 0
+    logprobs: list[object] | None = None
+    finish_reason: str | None = None
+
+
+@dataclass
+class Step:
+    """A delta."""
+
+    outputs: list[Piece]
+    prompt_token_ids: list[int] = field(default_factory=lambda: [2, 10, 11])
+    prompt_logprobs: list[object] | None = None
+
+
+STATS = {
+    "pools": [
+        {"name": "window", "layers": 15, "page_size": 2, "page_bytes": 1000, "num_pages": 9, "peak_pages": 2},
+        {"name": "full", "layers": 3, "page_size": 2, "page_bytes": 100, "num_pages": 50, "peak_pages": 3},
+    ]
+}
+HELLO = [Step([Piece("Hel", [5])]), Step([Piece("lo", [6])]), Step([Piece("!", [7], finish_reason="stop")])]
+
+
+@dataclass
+class ScriptedEngine:
+    """Replays its script for every request and remembers what it was asked."""
+
+    script: list[Any]
+    template: str | None = "own"
+    model: str = ""
+    options: Mapping[str, object] = field(default_factory=dict)
+    requests: list[tuple[str | list[int], SamplingParams]] = field(default_factory=list)
+    chats: list[list[dict[str, str]]] = field(default_factory=list)
+
+    def __call__(self, model: str, options: Mapping[str, object], progress: Progress) -> ScriptedEngine:
+        self.model, self.options = model, options
+        progress("loading weights", 1, 1)
+        return self
+
+    def stream(self, prompt: str | list[int], sampling_params: SamplingParams) -> Iterator[Step]:
+        self.requests.append((prompt, sampling_params))
+        for step in self.script:
+            if isinstance(step, BaseException):
+                raise step
+            yield step
+
+    def stats(self) -> Mapping[str, Any]:
+        return STATS
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]], chat_template: str | None = None) -> list[int]:
+        if not (chat_template or self.template):
+            raise RequestError("this model has no chat template: give one with --chat-template FILE")
+        self.chats.append([dict(message) for message in messages])
+        return [len(messages)]
+
+
+@dataclass
+class Outcome:
+    """What a run of the command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
