@@ -54,8 +54,8 @@ def test_tables_for_people(run: Run, config: Path) -> None:
 
 def test_a_folder_s_generation_config_adds_end_tokens(run: Run, config: Path) -> None:
     generation = config.parent / "generation_config.json"
-    generation.write_text(json.dumps({"eos_token_id": [7, 9]}))
-    assert json.loads(run("inspect", str(config.parent), "--json").out)["stop_token_ids"] == [7, 9]
+    generation.write_text(json.dumps({"eos_token_id": [9, 7, 8]}))
+    assert json.loads(run("inspect", str(config.parent), "--json").out)["stop_token_ids"] == [7, 9, 8]
     generation.write_text(json.dumps({"eos_token_id": "x"}))
     outcome = run("inspect", str(config.parent))
     assert outcome.code == 2

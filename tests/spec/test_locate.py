@@ -142,6 +142,19 @@ def test_assembled_once_and_again_when_truncated(parts: list[Path]) -> None:
     assert [item.name for item in path.parent.iterdir()] == ["m.gguf"]
 
 
+def test_the_file_takes_its_name_only_when_whole(parts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bytes, bool]] = []
+    replace = os.replace
+
+    def spy(draft: str, path: Path) -> None:
+        seen.append((Path(draft).read_bytes(), path.exists()))
+        replace(draft, path)
+
+    monkeypatch.setattr(os, "replace", spy)
+    assemble(parts, "m.gguf", sha(parts))
+    assert seen == [(parts[0].read_bytes() + parts[1].read_bytes(), False)]
+
+
 def test_wrong_parts_leave_nothing_behind(parts: list[Path], own_cache: Path) -> None:
     digest = sha(parts)
     parts[1].write_bytes(b"tale")
