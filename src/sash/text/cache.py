@@ -1,0 +1,72 @@
+"""Files that are slow to make, kept in the user's cache folder.
+
+A file carries a digest of its content: a truncated or damaged one is made again. Writers put the whole file in place
+under its final name at once, so any number of processes may do it at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+
+MAGIC = b"sash-cache-1\n"
+DIGEST_BYTES = 16
+
+_log = logging.getLogger(__name__)
+
+
+def cache_dir() -> Path:
+    """SASH_CACHE_DIR, or ``sash`` in XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("SASH_CACHE_DIR")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "sash"
+
+
+def cached(kind: str, key: str, build: Callable[[], bytes]) -> bytes:
+    """The bytes stored under ``kind`` and ``key`` (both safe in file names), or what ``build`` makes, then stored.
+
+    A folder that can't be written costs time, not the answer: a warning is logged.
+    """
+    path = cache_dir() / f"{kind}-{key}"
+    data = _read(path)
+    if data is None:
+        data = build()
+        try:
+            _write(path, data)
+        except OSError as error:
+            _log.warning("%s can't be written (%s); set SASH_CACHE_DIR to a folder that can", path, error)
+    return data
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        stored = path.read_bytes()
+    except OSError:
+        return None
+    start = len(MAGIC) + DIGEST_BYTES
+    data = stored[start:]
+    return data if stored[:start] == MAGIC + _digest(data) else None
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(MAGIC + _digest(data) + data)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

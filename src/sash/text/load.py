@@ -1,0 +1,89 @@
+"""Finds and builds the tokenizer that belongs to a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as InnerTokenizer
+
+from sash.spec.errors import ModelError
+from sash.spec.gguf import open_gguf
+from sash.text.base import Tokenizer
+from sash.text.bpe import bpe_from_gguf
+from sash.text.fast import FastTokenizer
+from sash.text.spm import SentencePieceTokenizer
+
+
+def load_tokenizer(source: str | Path) -> Tokenizer:
+    """The tokenizer in a .gguf file or in a folder with tokenizer.json.
+
+    Raises:
+        ModelError: nothing there, or a kind of tokenizer sash can't run; the message says what to do.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return _from_folder(path)
+    if path.name == "tokenizer.json" and path.is_file():
+        return _from_folder(path.parent)
+    header = open_gguf(path, partial=True)
+    kind = header.get("tokenizer.ggml.model")
+    if kind == "llama":
+        return SentencePieceTokenizer(header)
+    if kind == "gpt2":
+        return bpe_from_gguf(header)
+    raise ModelError(
+        f"{path}: tokenizer.ggml.model is {kind!r}; llama (SentencePiece by score) and gpt2 (byte-level BPE) are "
+        f"supported"
+    )
+
+
+def _from_folder(folder: Path) -> FastTokenizer:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ModelError(
+            f"{folder} has no tokenizer.json; write one there with transformers: "
+            f"AutoTokenizer.from_pretrained(MODEL).save_pretrained({str(folder)!r})"
+        )
+    try:
+        inner = InnerTokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no narrower type
+        raise ModelError(f"{file} can't be read as a tokenizer ({error}); copy or download it again") from error
+    config = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
+    return FastTokenizer(
+        inner,
+        bos_token=_content(config.get("bos_token")),
+        eos_token=_content(config.get("eos_token")),
+        chat_template=_chat_template(folder, config),
+        source=str(folder),
+    )
+
+
+def _json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file} isn't valid JSON ({error}); copy or download it again") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} must be a JSON object; copy or download it again")
+    return value
+
+
+def _content(token: str | dict[str, Any] | None) -> str | None:
+    """A token is written as text or as an object with its text under ``content``."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    """chat_template.jinja, or the config's template, or its list's entry named default."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template") or _json(folder / "chat_template.json").get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default") or next(iter(named.values()), None)
+    return template
