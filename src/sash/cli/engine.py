@@ -6,6 +6,7 @@ only when the real builder runs.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -20,21 +21,29 @@ from sash.spec.sampling import SamplingParams
 
 
 class Completion(Protocol):
-    """One answer of a delta: what is new since the delta before."""
+    """One answer of a delta: what is new since the delta before. Properties, so that any kind of field fits."""
 
-    index: int
-    text: str
-    token_ids: Sequence[int]
-    logprobs: Sequence[object] | None
-    finish_reason: str | None
+    @property
+    def index(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[object] | None: ...
+    @property
+    def finish_reason(self) -> str | None: ...
 
 
 class Delta(Protocol):
     """What one step added to a request."""
 
-    prompt_token_ids: Sequence[int]
-    prompt_logprobs: Sequence[object] | None
-    outputs: Sequence[Completion]
+    @property
+    def prompt_token_ids(self) -> Sequence[int]: ...
+    @property
+    def prompt_logprobs(self) -> Sequence[object] | None: ...
+    @property
+    def outputs(self) -> Sequence[Completion]: ...
 
 
 class Engine(Protocol):
@@ -64,7 +73,7 @@ def build(model: str, options: Mapping[str, object], progress: Progress) -> Engi
     structlog.configure(
         processors=[_plain_line],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        wrapper_class=structlog.make_filtering_bound_logger("info"),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
     from sash.engine.llm import LLM
 
