@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sash.cli.progress import Progress
-from sash.spec.errors import RequestError
 from sash.spec.sampling import SamplingParams
 
 
@@ -20,6 +19,7 @@ class Piece:
     index: int = 0
     logprobs: list[object] | None = None
     finish_reason: str | None = None
+    error: str | None = None
 
 
 @dataclass
@@ -35,9 +35,29 @@ STATS = {
     "pools": [
         {"name": "window", "layers": 15, "page_size": 2, "page_bytes": 1000, "num_pages": 9, "peak_pages": 2},
         {"name": "full", "layers": 3, "page_size": 2, "page_bytes": 100, "num_pages": 50, "peak_pages": 3},
-    ]
+    ],
+    "uniform_peak_bytes": 4 * 1100,
 }
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 HELLO = [Step([Piece("Hel", [5])]), Step([Piece("lo", [6])]), Step([Piece("!", [7], finish_reason="stop")])]
+
+
+@dataclass
+class WordTokenizer:
+    """Keeps the texts it was given; each character is a token."""
+
+    chat_template: str | None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    texts: list[str] = field(default_factory=list)
+
+    def encode(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
+        assert parse_special, "control tokens of a template must become control tokens"
+        self.texts.append(text)
+        return [ord(letter) for letter in text]
 
 
 @dataclass
@@ -45,11 +65,10 @@ class ScriptedEngine:
     """Replays its script for every request and remembers what it was asked."""
 
     script: list[Any]
-    template: str | None = "own"
+    tokenizer: WordTokenizer = field(default_factory=lambda: WordTokenizer(TEMPLATE))
     model: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
     requests: list[tuple[str | list[int], SamplingParams]] = field(default_factory=list)
-    chats: list[list[dict[str, str]]] = field(default_factory=list)
 
     def __call__(self, model: str, options: Mapping[str, object], progress: Progress) -> ScriptedEngine:
         self.model, self.options = model, options
@@ -65,12 +84,6 @@ class ScriptedEngine:
 
     def stats(self) -> Mapping[str, Any]:
         return STATS
-
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]], chat_template: str | None = None) -> list[int]:
-        if not (chat_template or self.template):
-            raise RequestError("this model has no chat template: give one with --chat-template FILE")
-        self.chats.append([dict(message) for message in messages])
-        return [len(messages)]
 
 
 @dataclass

@@ -2,32 +2,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.scripted import HELLO, Piece, Run, ScriptedEngine, Step
+from tests.cli.scripted import HELLO, Piece, Run, ScriptedEngine, Step, WordTokenizer
 
 
 def test_a_conversation_keeps_what_was_said(run: Run, hello: ScriptedEngine) -> None:
     outcome = run("chat", "tiny", "--system", "Be brief.", engine=hello, stdin="Hi\nAgain\n\nnot asked\n")
     assert (outcome.code, outcome.out) == (0, "Hello!\nHello!\n")
-    assert hello.chats[-1] == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Hello!"},
-        {"role": "user", "content": "Again"},
-    ]
-    assert [prompt for prompt, _ in hello.requests] == [[2], [4]]
+    conversation = "<system>Be brief.<user>Hi<assistant>Hello!<user>Again<assistant>"
+    assert hello.tokenizer.texts[-1] == conversation
+    assert [prompt for prompt, _ in hello.requests][-1] == [ord(letter) for letter in conversation]
+    assert len(hello.requests) == 2
 
 
 def test_a_model_without_template_is_refused_before_the_first_question(run: Run) -> None:
-    outcome = run("chat", "tiny", engine=ScriptedEngine(HELLO, template=None), stdin="Hi\n")
+    outcome = run("chat", "tiny", engine=ScriptedEngine(HELLO, tokenizer=WordTokenizer(None)), stdin="Hi\n")
     assert outcome.code == 2
     assert "--chat-template FILE" in outcome.err
 
 
 def test_a_template_file_makes_it_chat(run: Run, tmp_path: Path) -> None:
-    engine = ScriptedEngine(HELLO, template=None)
+    engine = ScriptedEngine(HELLO, tokenizer=WordTokenizer(None))
     file = tmp_path / "chat.jinja"
-    file.write_text("{{ messages }}")
+    file.write_text("{{ messages[0].content }}!")
     assert run("chat", "tiny", "--chat-template", str(file), engine=engine, stdin="Hi\n").out == "Hello!\n"
+    assert engine.tokenizer.texts[-1] == "Hi!"
     outcome = run("chat", "tiny", "--chat-template", str(tmp_path / "none"), engine=engine)
     assert outcome.code == 2
     assert "--chat-template" in outcome.err
@@ -37,7 +35,7 @@ def test_interrupt_cuts_the_answer_and_keeps_the_conversation(run: Run) -> None:
     engine = ScriptedEngine([Step([Piece("Hel", [5])]), KeyboardInterrupt()])
     outcome = run("chat", "tiny", engine=engine, stdin="Hi\nAgain\n")
     assert (outcome.code, outcome.out) == (0, "Hel\nHel\n")
-    assert engine.chats[-1][1] == {"role": "assistant", "content": "Hel"}
+    assert engine.tokenizer.texts[-1] == "<user>Hi<assistant>Hel<user>Again<assistant>"
 
 
 def test_interrupt_before_an_answer_leaves(run: Run) -> None:

@@ -140,10 +140,10 @@ def test_json_has_text_ids_reason_timings_and_pool_bytes(run: Run, hello: Script
     timings = document["timings"]
     assert (timings["prompt_tokens"], timings["generated_tokens"]) == (3, 3)
     assert 0 <= timings["first_token_s"] <= timings["total_s"]
-    # 3 + 3 tokens are 3 pages of 2, in every layer alike.
+    # One uniform cache took 4 pages of all layers at its peak.
     assert document["pools"] == [
-        {"pool": "window", "layers": 15, "size_bytes": 9000, "peak_bytes": 2000, "uniform_bytes": 3000},
-        {"pool": "full", "layers": 3, "size_bytes": 5000, "peak_bytes": 300, "uniform_bytes": 300},
+        {"pool": "window", "layers": 15, "size_bytes": 9000, "peak_bytes": 2000, "uniform_bytes": 4000},
+        {"pool": "full", "layers": 3, "size_bytes": 5000, "peak_bytes": 300, "uniform_bytes": 400},
     ]
     assert "logprobs" not in document["outputs"][0]
     assert "prompt_logprobs" not in document
@@ -177,3 +177,19 @@ def test_stats_print_rates_and_the_table(run: Run, hello: ScriptedEngine) -> Non
     assert "tokens/s" in outcome.err
     for words in (["window", "15", "0.00 MiB"], ["together", "18"], ["one uniform cache"]):
         assert any(all(word in line for word in words) for line in outcome.err.splitlines()), words
+
+
+def test_a_failed_answer_exits_with_1_and_the_reason(run: Run) -> None:
+    script = [Step([Piece("Hel", [5])]), Step([Piece("", [], finish_reason="error", error="the step raised twice")])]
+    outcome = run("generate", "tiny", "a", engine=ScriptedEngine(script))
+    assert (outcome.code, outcome.out) == (1, "Hel\n")
+    assert outcome.err == "sash: the request failed: the step raised twice\n"
+    document = json.loads(run("generate", "tiny", "a", "--json", engine=ScriptedEngine(script)).out)
+    assert document["outputs"][0]["error"] == "the step raised twice"
+
+
+def test_an_answer_out_of_time_says_so(run: Run) -> None:
+    script = [Step([Piece("Hel", [5], finish_reason="timeout")])]
+    outcome = run("generate", "tiny", "a", engine=ScriptedEngine(script))
+    assert (outcome.code, outcome.out) == (0, "Hel\n")
+    assert "--request-timeout-s" in outcome.err

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sash.cli.engine import open_engine, run_request
+from sash.cli.engine import open_engine, report_endings, run_request
 from sash.cli.options import EngineOptions, SamplingOptions, with_options
 from sash.cli.progress import Progress
 from sash.spec.errors import RequestError
@@ -26,6 +26,9 @@ def chat(
     chat_template: Annotated[Path | None, typer.Option(help="A Jinja template, for a model that brings none.")] = None,
 ) -> None:
     """Talk with a model. An empty line or end of input ends it; Ctrl-C cuts an answer short."""
+    # Here, not above: tokenizers take longer to load than all of inspect.
+    from sash.text.chat import encode_chat
+
     params = sampling.params(engine.seed)
     if params.n != 1:
         raise RequestError(f"--n must be 1 in a chat, got {params.n}")
@@ -33,9 +36,9 @@ def chat(
     progress = Progress()
     try:
         llm = open_engine(ctx, model, engine, progress)
-        # Rendered once before the first question, so that a missing template is told at once.
-        llm.chat_prompt([*_system(system), {"role": "user", "content": "?"}], template)
         messages = _system(system)
+        # Rendered once before the first question, so that a missing template is told at once.
+        encode_chat(llm.tokenizer, [*messages, {"role": "user", "content": "?"}], template=template)
         while question := _ask():
             messages.append({"role": "user", "content": question})
             said: list[str] = []
@@ -47,11 +50,14 @@ def chat(
                 sys.stdout.flush()
 
             try:
-                run_request(llm, llm.chat_prompt(messages, template), params, show)
+                run = run_request(llm, encode_chat(llm.tokenizer, messages, template=template), params, show)
             except KeyboardInterrupt:
                 if not said:
                     raise
-            print()
+                print()
+            else:
+                print()
+                report_endings(run)
             messages.append({"role": "assistant", "content": "".join(said)})
     finally:
         progress.close()

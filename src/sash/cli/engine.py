@@ -11,13 +11,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
 from sash.cli.options import EngineOptions
 from sash.cli.progress import Progress
 from sash.spec.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from sash.text.base import Tokenizer
 
 
 class Completion(Protocol):
@@ -33,6 +36,8 @@ class Completion(Protocol):
     def logprobs(self) -> Sequence[object] | None: ...
     @property
     def finish_reason(self) -> str | None: ...
+    @property
+    def error(self) -> str | None: ...
 
 
 class Delta(Protocol):
@@ -55,12 +60,9 @@ class Engine(Protocol):
     def stats(self) -> Mapping[str, Any]:
         """Pools and counters."""
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]], chat_template: str | None = None) -> list[int]:
-        """A conversation in the model's own form, ready for its next answer.
-
-        Raises:
-            RequestError: the model has no chat template and none was given.
-        """
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's; it knows the chat template."""
 
 
 Builder = Callable[[str, Mapping[str, object], Progress], Engine]
@@ -100,6 +102,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[object] | None = None
     finish_reason: str | None = None
+    error: str | None = None
 
     def add(self, part: Completion) -> None:
         """Append a delta."""
@@ -108,6 +111,7 @@ class Answer:
         if part.logprobs:
             self.logprobs = [*(self.logprobs or []), *part.logprobs]
         self.finish_reason = part.finish_reason or self.finish_reason
+        self.error = part.error or self.error
 
 
 @dataclass
@@ -155,3 +159,18 @@ def run_request(
                 on_text(part.text)
     run.total_s = time.perf_counter() - started
     return run
+
+
+def report_endings(run: Run) -> None:
+    """Tell on standard error why an answer ended early.
+
+    Raises:
+        typer.Exit: with 1, where the engine failed on an answer.
+    """
+    answers = run.answers.values()
+    if any(answer.finish_reason == "timeout" for answer in answers):
+        print("sash: the answer was ended by --request-timeout-s; a larger number lets it finish", file=sys.stderr)
+    errors = [answer.error or "unknown" for answer in answers if answer.finish_reason == "error"]
+    if errors:
+        print(f"sash: the request failed: {errors[0]}", file=sys.stderr)
+        raise typer.Exit(1)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sash.cli.engine import Run, open_engine, run_request
+from sash.cli.engine import Run, open_engine, report_endings, run_request
 from sash.cli.options import EngineOptions, SamplingOptions, with_options
 from sash.cli.progress import Progress
 from sash.cli.prompt import read_prompt
@@ -49,8 +49,7 @@ def generate(
     finally:
         progress.close()
     timings = run.timings(load_s)
-    lengths = [len(run.prompt_token_ids) + len(answer.token_ids) for answer in run.answers.values()]
-    rows = pool_rows(llm.stats(), lengths) if as_json or stats else []
+    rows = pool_rows(llm.stats()) if as_json or stats else []
     if as_json:
         print(json.dumps(_document(run, timings, rows), ensure_ascii=False))
     elif streaming:
@@ -61,6 +60,7 @@ def generate(
     if stats:
         sys.stdout.flush()
         print_stats(rows, timings)
+    report_endings(run)
 
 
 def _document(run: Run, timings: dict[str, float | int | None], rows: list[dict[str, object]]) -> dict[str, object]:
@@ -72,6 +72,8 @@ def _document(run: Run, timings: dict[str, float | int | None], rows: list[dict[
             "token_ids": answer.token_ids,
             "finish_reason": answer.finish_reason,
         }
+        if answer.error:
+            item["error"] = answer.error
         if answer.logprobs is not None:
             item["logprobs"] = plain(answer.logprobs)
         outputs.append(item)

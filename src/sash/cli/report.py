@@ -7,27 +7,25 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 
-def pool_rows(stats: Mapping[str, Any], tokens: Sequence[int]) -> list[dict[str, Any]]:
-    """One row per pool: what it held at its peak, and what storing every position would have taken.
+def pool_rows(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row per pool: its size, what it held at its peak, and its layers' share of one uniform cache at its peak.
 
     Args:
-        stats: the engine's; each entry of ``pools`` has name, layers, page_size, page_bytes,
-            num_pages and peak_pages.
-        tokens: lengths of the sequences that ran, prompt and answer together.
+        stats: the engine's; each entry of ``pools`` has name, layers, page_bytes, num_pages and
+            peak_pages, and ``uniform_peak_bytes`` is a whole number of pages of all layers.
     """
-    rows = []
-    for pool in stats["pools"]:
-        pages = sum(-(-length // pool["page_size"]) for length in tokens)
-        rows.append(
-            {
-                "pool": pool["name"],
-                "layers": pool["layers"],
-                "size_bytes": pool["num_pages"] * pool["page_bytes"],
-                "peak_bytes": pool["peak_pages"] * pool["page_bytes"],
-                "uniform_bytes": pages * pool["page_bytes"],
-            }
-        )
-    return rows
+    pools = stats["pools"]
+    uniform_pages = stats["uniform_peak_bytes"] // sum(pool["page_bytes"] for pool in pools)
+    return [
+        {
+            "pool": pool["name"],
+            "layers": pool["layers"],
+            "size_bytes": pool["num_pages"] * pool["page_bytes"],
+            "peak_bytes": pool["peak_pages"] * pool["page_bytes"],
+            "uniform_bytes": uniform_pages * pool["page_bytes"],
+        }
+        for pool in pools
+    ]
 
 
 def mib(num_bytes: int) -> str:
