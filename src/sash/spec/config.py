@@ -102,7 +102,9 @@ class EngineConfig:
     def _check_options(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "page_size"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}; the default is {_default(name)}")
+                raise ConfigError(
+                    f"{name} must be at least 1, got {getattr(self, name)}; the default is {_default(name)}"
+                )
         for name in ("max_model_len", "max_total_tokens", "kv_cache_memory_bytes", "request_timeout_s"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -122,7 +124,9 @@ class EngineConfig:
     def _check_window_options(self) -> None:
         ratio, hybrid = self.swa_full_tokens_ratio, self.hybrid_kvcache_ratio
         if ratio is not None and not 0 < ratio <= 1:
-            raise ConfigError(f"swa_full_tokens_ratio must be above 0 and at most 1, got {ratio}; 0.8 is usual, leaving it out computes it")
+            raise ConfigError(
+                f"swa_full_tokens_ratio must be above 0 and at most 1, got {ratio}; 0.8 is usual, leaving it out computes it"
+            )
         if hybrid is not None and not 0 <= hybrid <= 1:
             raise ConfigError(f"hybrid_kvcache_ratio must be between 0 (uniform) and 1 (rings), got {hybrid}")
         given = [

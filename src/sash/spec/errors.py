@@ -1,5 +1,7 @@
 """Errors a user can act on. Every message names the option or field and a value that works."""
 
+from __future__ import annotations
+
 
 class SashError(Exception):
     """Base of every error that sash raises on purpose; the command line exits with code 2 on it."""

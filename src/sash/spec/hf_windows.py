@@ -74,20 +74,19 @@ def window_fields_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def _width(fields: Fields) -> tuple[int | None, str | None]:
-    """The one window of all sliding layers (None: no window) and the field that decided, if any."""
-    switched_off = fields.get("use_sliding_window") is False
-    found: dict[str, int] = {}
-    null: str | None = None
-    for name in WIDTH_FIELDS:
-        value = fields.get(name)
-        if isinstance(value, list) and name == "attention_window":
-            continue
-        if value is None:
-            null = null or (name if fields.mentioned(name) else None)
-        else:
-            found[name] = _window(fields, name, value)
-    if switched_off:
+    """The one window of all sliding layers (None: no window) and the field that decided, if any.
+
+    What the config itself says goes before the architecture's default, null included.
+    """
+    if fields.get("use_sliding_window") is False:
         return None, fields.source("use_sliding_window")
+    mentioned = [name for name in WIDTH_FIELDS if fields.mentioned(name)]
+    values = {name: fields.get(name) for name in mentioned or WIDTH_FIELDS}
+    found = {
+        name: _window(fields, name, value)
+        for name, value in values.items()
+        if value is not None and not (name == "attention_window" and isinstance(value, list))
+    }
     if len(set(found.values())) > 1:
         both = ", ".join(f"{name}={value}" for name, value in found.items())
         raise ModelError(
@@ -96,11 +95,11 @@ def _width(fields: Fields) -> tuple[int | None, str | None]:
     if found:
         name, width = next(iter(found.items()))
         return width, fields.source(name)
-    if fields.given("use_sliding_window") and null is not None:
+    if mentioned and fields.given("use_sliding_window"):
         raise ModelError(
-            "use_sliding_window is true but sliding_window is null: set sliding_window to the window in tokens"
+            f"use_sliding_window is true but {mentioned[0]} is null: set sliding_window to the window in tokens"
         )
-    return None, null
+    return None, mentioned[0] if mentioned else None
 
 
 def _window(fields: Fields, name: str, value: object) -> int:
@@ -120,14 +119,19 @@ def _layer_types(
     for name, select in SELECTORS.items():
         kinds = select(fields, num_layers, width)
         if kinds is not None:
-            return kinds, name if width is not None or name == "layer_types" else width_source or name
+            if fields.get("use_sliding_window") is False and any(kind == SLIDING for kind, _ in kinds):
+                raise ModelError(
+                    f"{name} names window layers but use_sliding_window is false: "
+                    f"remove {name} or set use_sliding_window to true"
+                )
+            return kinds, name
     if fields.get("attention_chunk_size") is not None:
         raise ModelError(
             "attention_chunk_size needs layer_types that name the chunked_attention layers; add layer_types "
             "or set attention_chunk_size to null"
         )
     if width is None:
-        if fields.get("layer_types") is None and full_every and fields.get("use_sliding_window") is None:
+        if full_every and fields.get("use_sliding_window") is None:
             raise ModelError(
                 f"{fields.architecture} has window layers, but sliding_window is null: set sliding_window to the "
                 "window in tokens, or layer_types to full_attention for every layer"
@@ -151,10 +155,9 @@ def _by_layer_types(fields: Fields, num_layers: int, width: int | None) -> Kinds
             raise fields.error(f"layer_types[{i}]", kind, f"{FULL}, {SLIDING} or {CHUNKED}")
     if CHUNKED in value and fields.get("attention_chunk_size") is None:
         raise ModelError("layer_types names chunked_attention layers: set attention_chunk_size to the chunk in tokens")
-    if SLIDING in value and width is None:
-        why = "use_sliding_window is false" if fields.get("use_sliding_window") is False else "sliding_window is null"
+    if SLIDING in value and width is None and fields.get("use_sliding_window") is not False:
         raise ModelError(
-            f"layer_types names sliding_attention layers but {why}: set sliding_window to the window in tokens, "
+            "layer_types names sliding_attention layers but there is no window: set sliding_window to it, in tokens, "
             "or layer_types to full_attention"
         )
     return [(kind, None) for kind in value]

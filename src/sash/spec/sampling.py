@@ -83,12 +83,20 @@ class SamplingParams:
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
             ("logit_bias", finite and all(k >= 0 for k in self.logit_bias), "token ids (0 or more) to finite numbers"),
-            ("allowed_token_ids", self.allowed_token_ids is None or len(self.allowed_token_ids) > 0, "None or a non-empty list"),
+            (
+                "allowed_token_ids",
+                self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
+                "None or a non-empty list",
+            ),
             ("stop", all(self.stop), "non-empty strings"),
             ("min_tokens", self.min_tokens >= 0, "0 or more"),
             ("max_tokens", self._max_tokens_ok(), "None or at least 1 and min_tokens (0 only with prompt_logprobs)"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"None or 0 to {MAX_LOGPROBS}"),
-            ("prompt_logprobs", self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS, f"None or 0 to {MAX_LOGPROBS}"),
+            (
+                "prompt_logprobs",
+                self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
+                f"None or 0 to {MAX_LOGPROBS}",
+            ),
         ]
 
     def _max_tokens_ok(self) -> bool:
@@ -96,3 +104,14 @@ class SamplingParams:
             return True
         least = 0 if self.prompt_logprobs is not None else 1
         return self.max_tokens >= max(least, self.min_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the token's own with its rank (1: most likely), and the best."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()

@@ -48,7 +48,9 @@ class Span:
     def __post_init__(self) -> None:
         if self.kind is SpanKind.FULL:
             if self.window or self.sinks:
-                raise ConfigError(f"a full span has no window and no sinks, got window={self.window} sinks={self.sinks}")
+                raise ConfigError(
+                    f"a full span has no window and no sinks, got window={self.window} sinks={self.sinks}"
+                )
         elif self.window < 1:
             raise ConfigError(f"window must be at least 1 (it counts the query itself), got {self.window}")
         if self.sinks < 0 or (self.sinks and self.kind is not SpanKind.SLIDING):

@@ -161,4 +161,6 @@ class Ledger:
                 raise LedgerError(f"the {self.groups[i].name} pool counts references that no table has, or misses some")
             promised = sum(tables[i].promise for tables in self._tables.values())
             if promised != pool.promised:
-                raise LedgerError(f"{pool.promised} pages promised in the {self.groups[i].name} pool, {promised} claimed")
+                raise LedgerError(
+                    f"{pool.promised} pages promised in the {self.groups[i].name} pool, {promised} claimed"
+                )

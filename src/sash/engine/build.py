@@ -1,0 +1,88 @@
+"""From a model argument to a running core: locate, describe, size, load."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from sash.engine.core import EngineCore
+from sash.engine.runner import Runner
+from sash.kv.storage import KVPool
+from sash.models.decoder import Decoder
+from sash.ops.registry import resolve_ops
+from sash.spec.config import EngineConfig, ResolvedConfig
+from sash.spec.errors import ConfigError
+from sash.spec.load import load_spec
+from sash.spec.locate import ModelSource, locate
+from sash.spec.machine import Machine, probe_cpu
+from sash.spec.model import ModelSpec
+from sash.weights.load import load_weights
+
+log = structlog.get_logger()
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A core with what stands in front of it needs to know."""
+
+    core: EngineCore
+    spec: ModelSpec
+    source: ModelSource
+    config: ResolvedConfig
+
+
+def probe(device: str) -> Machine:
+    """The machine behind a device name.
+
+    Raises:
+        ConfigError: the device is unknown or not there.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if device == "cpu":
+        return probe_cpu()
+    if device == "cuda" and torch.cuda.is_available():
+        return Machine(torch.cuda.mem_get_info()[0], torch.cuda.is_bf16_supported(), device)
+    if device == "mps" and torch.backends.mps.is_available():
+        return Machine(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory(), True, device)
+    if device in ("cuda", "mps"):
+        raise ConfigError(f"device {device} is not available on this machine; use device=cpu or auto")
+    raise ConfigError(f"device {device!r} is unknown; use cpu, cuda, mps or auto")
+
+
+def build_core(model: str | os.PathLike[str], options: EngineConfig, progress: Progress | None = None) -> Built:
+    """Load a model and size its pools.
+
+    Raises:
+        ModelError: the model can't be found, read or run.
+        ConfigError: an option can't work.
+    """
+    started = time.perf_counter()
+    source = locate(model)
+    spec = load_spec(source)
+    config = options.resolve(spec, probe(options.device))
+    for reason in config.reasons:
+        log.info("decided", reason=reason)
+    dtype, device = getattr(torch, config.dtype), torch.device(config.device)
+    weights = load_weights(source.path, spec, dtype, device, progress)
+    core = assemble(spec, config, weights)
+    log.info(config.pool_line())
+    log.info("ready", model=source.name, dtype=config.dtype, seconds=round(time.perf_counter() - started, 2))
+    return Built(core, spec, source, config)
+
+
+def assemble(spec: ModelSpec, config: ResolvedConfig, weights: dict[str, torch.Tensor]) -> EngineCore:
+    """A core from loaded weights (canonical names; emptied)."""
+    ops = resolve_ops(deterministic=config.options.deterministic)
+    decoder = Decoder(spec, weights, ops, max_model_len=config.max_model_len)
+    pools = tuple(
+        KVPool(group, pages, config.demand.page_size, getattr(torch, config.dtype), decoder.device)
+        for group, pages in zip(config.groups, config.pages, strict=True)
+    )
+    return EngineCore(config, spec.vocab_size, Runner(spec, decoder, ops, config, pools))

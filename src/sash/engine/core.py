@@ -1,0 +1,284 @@
+"""EngineCore: the step loop. Takes messages, gives updates; knows ids and numbers, no text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import structlog
+import torch
+
+from sash.engine.messages import AddRequest, CancelRequest, Update
+from sash.engine.runner import StepResult
+from sash.engine.sequence import Sequence
+from sash.kv.ledger.ledger import Ledger
+from sash.ops.sampling import sampler_state
+from sash.scheduler.plan import StepItem, StepPlan
+from sash.scheduler.scheduler import Scheduler, Ticket
+from sash.spec.config import ResolvedConfig
+from sash.spec.errors import RequestError
+from sash.spec.footprint import page_bytes, uniform_bytes
+
+log = structlog.get_logger()
+
+
+class StepRunner(Protocol):
+    """What the core needs of a runner."""
+
+    device: torch.device
+
+    def run(self, plan: StepPlan, sequences: dict[str, Sequence]) -> StepResult:
+        """Carry out a plan; may raise, and then has changed nothing but rows of the plan."""
+
+
+class EngineCore:
+    """Schedule, run, settle, over and over.
+
+    Args:
+        config: the resolved configuration.
+        vocab_size: V; token ids outside are refused.
+        runner: carries out plans.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        vocab_size: int,
+        runner: StepRunner,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.runner = runner
+        self.ledger = Ledger(config.demand, config.pages)
+        self.scheduler = Scheduler(
+            self.ledger,
+            max_num_seqs=config.options.max_num_seqs,
+            max_batched_tokens=config.options.max_num_batched_tokens,
+            chunk=config.chunk,
+        )
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._sequences: dict[str, Sequence] = {}
+        self._arrivals = 0
+        self._updates: list[Update] = []
+        self._uniform_peak = 0
+        self.num_steps = 0
+        self.num_failed_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any answer is unfinished or any update undelivered."""
+        return bool(self._sequences or self._updates)
+
+    def add(self, request: AddRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: it can never run here, or a token id is out of range; nothing changed.
+        """
+        self.check_request(request)
+        prompt, params = request.prompt_token_ids, request.params
+        room = self.config.max_model_len - len(prompt)
+        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        timeout = self.config.options.request_timeout_s
+        tickets = []
+        for i, (answer_id, seed) in enumerate(zip(request.answer_ids, request.seeds, strict=True)):
+            wants_scores = i == 0 and params.prompt_logprobs is not None
+            self._sequences[answer_id] = Sequence(
+                answer_id=answer_id,
+                tokens=list(prompt),
+                prompt_tokens=len(prompt),
+                max_tokens=limit,
+                params=params,
+                state=sampler_state(
+                    params,
+                    seed=seed,
+                    stop_ids=request.stop_token_ids,
+                    prompt=prompt,
+                    vocab_size=self._vocab_size,
+                    device=self.runner.device,
+                ),
+                stop_token_ids=frozenset(request.stop_token_ids),
+                deadline_s=None if timeout is None else self._clock() + timeout,
+                prompt_scores=[None] if wants_scores else None,
+            )
+            tickets.append(Ticket(answer_id, self._arrivals, len(prompt), self._rows(len(prompt), limit)))
+            self._arrivals += 1
+        tickets[0].siblings = tickets[1:]
+        self.scheduler.add(tickets[0])
+
+    @staticmethod
+    def _rows(prompt_tokens: int, max_tokens: int) -> int:
+        """Rows that a request computes at most: the last token's is never needed."""
+        return prompt_tokens + max(max_tokens, 1) - 1
+
+    def check_request(self, request: AddRequest) -> None:
+        """Refuse what can never run.
+
+        Raises:
+            RequestError: with the numbers.
+        """
+        prompt, params = request.prompt_token_ids, request.params
+        room = self.config.max_model_len - len(prompt)
+        if not prompt:
+            raise RequestError("the prompt is empty; give at least one token")
+        if room < (0 if params.max_tokens == 0 else 1):
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens and max_model_len is {self.config.max_model_len}: "
+                f"shorten it to {self.config.max_model_len - 1} tokens or raise max_model_len"
+            )
+        for name, ids in (
+            ("prompt", prompt),
+            ("logit_bias", params.logit_bias),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("bad_token_ids", params.bad_token_ids),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            wrong = [t for t in ids if not 0 <= t < self._vocab_size]
+            if wrong:
+                raise RequestError(f"{name} has token id {wrong[0]}; ids of this model are 0 to {self._vocab_size - 1}")
+        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        reason = self.ledger.fits_ever(len(prompt), self._rows(len(prompt), limit))
+        if reason:
+            raise RequestError(
+                f"a prompt of {len(prompt)} tokens with max_tokens={limit} can never run: {reason}; lower max_tokens, "
+                f"shorten the prompt, or give the engine more kv_cache_memory_bytes"
+            )
+
+    def cancel(self, request: CancelRequest) -> None:
+        """End an answer; its pages are free before the next step is scheduled."""
+        if request.answer_id in self._sequences:
+            self._finish(request.answer_id, "cancelled")
+
+    def step(self) -> list[Update]:
+        """One step: schedule, run, settle; returns the news. Never raises for a request's sake."""
+        self._expire()
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self._note_step(plan)
+            try:
+                result = self.runner.run(plan, self._sequences)
+            except Exception as error:
+                self._recover(plan, error)
+            else:
+                self.scheduler.settle(plan)
+                for item in plan.items:
+                    self._settle(item, result)
+            if self.config.options.debug:
+                self.scheduler.check()
+        updates, self._updates = self._updates, []
+        return updates
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for answer_id, seq in list(self._sequences.items()):
+            if seq.deadline_s is not None and now >= seq.deadline_s:
+                self._finish(answer_id, "timeout")
+
+    def _note_step(self, plan: StepPlan) -> None:
+        self.num_steps += 1
+        now = self._clock()
+        for item in plan.items:
+            for answer_id in (item.request_id, *item.forks):
+                seq = self._sequences[answer_id]
+                seq.scheduled_at_s = seq.scheduled_at_s or now
+        demand = self.config.demand
+        uniform = sum(
+            uniform_bytes(demand.groups, t.scheduled, demand.page_size, demand.itemsize) for t in self.scheduler.running
+        )
+        self._uniform_peak = max(self._uniform_peak, uniform)
+
+    def _settle(self, item: StepItem, result: StepResult) -> None:
+        """Tell of one item's progress and tokens."""
+        if item.request_id not in self._sequences:
+            return
+        seq = self._sequences[item.request_id]
+        if item.request_id in result.prompt_scores and seq.prompt_scores is not None:
+            seq.prompt_scores += result.prompt_scores[item.request_id]
+        if not item.samples:
+            self._updates.append(replace(self._update(seq), computed_tokens=item.end))
+            return
+        for answer_id in (item.request_id, *item.forks):
+            if answer_id in result.errors:
+                self._finish(answer_id, "error", result.errors[answer_id])
+            elif answer_id in result.tokens:
+                self._take_token(self._sequences[answer_id], result)
+
+    def _take_token(self, seq: Sequence, result: StepResult) -> None:
+        token = result.tokens[seq.answer_id]
+        before = seq.generated
+        reason = seq.append(token)
+        prompt_scores = None
+        if seq.prompt_scores is not None and before == 0:
+            prompt_scores = tuple(seq.prompt_scores)
+        update = replace(
+            self._update(seq),
+            token_ids=(token,) if seq.generated > before else (),
+            logprobs=(result.logprobs[seq.answer_id],) if seq.answer_id in result.logprobs else (),
+            prompt_logprobs=prompt_scores,
+        )
+        if reason is None:
+            self._updates.append(update)
+        else:
+            self._finish(seq.answer_id, reason, update=update)
+
+    def _update(self, seq: Sequence) -> Update:
+        ticket = self.scheduler.find(seq.answer_id)
+        return Update(
+            seq.answer_id,
+            computed_tokens=ticket.computed if ticket else 0,
+            preemptions=ticket.preemptions if ticket else 0,
+            scheduled_at_s=seq.scheduled_at_s,
+        )
+
+    def _finish(self, answer_id: str, reason: str, error: str | None = None, update: Update | None = None) -> None:
+        """Close an answer: pages back, last update out."""
+        seq = self._sequences.pop(answer_id)
+        update = update or self._update(seq)
+        self.scheduler.remove(answer_id)
+        self._updates.append(replace(update, finish_reason=reason, error=error))
+
+    def _recover(self, plan: StepPlan, error: Exception) -> None:
+        """The step raised: everyone in it runs again alone; who raises again is out."""
+        self.num_failed_steps += 1
+        text = f"{type(error).__name__}: {error}"
+        failed = self.scheduler.fail(plan)
+        log.warning("step_failed", error=text, requests=len(plan.items), failed=failed)
+        for answer_id in failed:
+            self._finish(answer_id, "error", f"the step raised twice: {text}")
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and pools. Per pool: name, layers, page_size, page_bytes, num_pages, pages free, held,
+        promised and at the peak, and the pages of each running request; ``uniform_peak_bytes`` is
+        what one cache without windows would have held at its peak."""
+        demand = self.config.demand
+        holders = {r: self.ledger.request_pages(r) for r in self.ledger.requests}
+        pools = []
+        for group, pool in zip(demand.groups, self.ledger.stats(), strict=True):
+            pools.append(
+                {
+                    "name": group.name,
+                    "span": group.span.describe(),
+                    "layers": len(group.layers),
+                    "page_size": demand.page_size,
+                    "page_bytes": page_bytes(group, demand.page_size, demand.itemsize),
+                    "num_pages": pool.total,
+                    "free_pages": pool.free,
+                    "held_pages": pool.held,
+                    "promised_pages": pool.promised,
+                    "peak_pages": pool.peak,
+                    "requests": {r: pages[group.name] for r, pages in holders.items()},
+                }
+            )
+        return {
+            "pools": pools,
+            "running": len(self.scheduler.running),
+            "waiting": len(self._sequences) - len(self.scheduler.running),
+            "preemptions": self.scheduler.num_preemptions,
+            "steps": self.num_steps,
+            "failed_steps": self.num_failed_steps,
+            "uniform_peak_bytes": self._uniform_peak,
+        }

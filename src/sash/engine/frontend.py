@@ -1,0 +1,194 @@
+"""Frontend: text on one side, the core's messages on the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sash.engine.messages import AddRequest, CancelRequest, Update
+from sash.engine.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from sash.ops.sampling import _mix
+from sash.spec.errors import RequestError
+from sash.spec.model import ModelSpec
+from sash.spec.sampling import SamplingParams, TokenLogprobs
+from sash.text.base import Tokenizer
+from sash.text.detokenize import IncrementalText
+
+Prompt = str | Sequence[int] | Mapping[str, object]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One answer as text: ``output`` grows, ``stop_ids`` tell a stop token from a length."""
+
+    output: CompletionOutput
+    text: IncrementalText
+
+
+@dataclass(slots=True)
+class Request:
+    """A request in front of the core. ``whole`` accumulates; ``deltas`` wait to be taken."""
+
+    message: AddRequest
+    whole: RequestOutput
+    answers: dict[str, _Answer]
+    added_at_s: float
+    computed_tokens: int = 0
+    deltas: list[RequestOutput] = field(default_factory=list)
+
+
+class Frontend:
+    """Makes messages of prompts, and outputs of updates.
+
+    Args:
+        spec: the model; its stop tokens end answers.
+        tokenizer: None where only token ids go in and out.
+        seed: of requests that bring none.
+        clock: seconds, monotonic, the core's.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, tokenizer: Tokenizer | None, seed: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._clock = clock
+        self._count = 0
+        self._by_answer: dict[str, Request] = {}
+
+    def open(self, prompt: Prompt, params: SamplingParams) -> Request:
+        """A request, numbered and tokenized, ready to be added to the core.
+
+        Raises:
+            RequestError: the prompt is empty or of another type, or its text needs a tokenizer.
+        """
+        text, ids = self._tokenize(prompt)
+        number = self._count
+        self._count += 1
+        seed = _mix(self._seed ^ _mix(number)) if params.seed is None else params.seed
+        stop_ids = () if params.ignore_eos else self._spec.stop_token_ids
+        message = AddRequest(
+            answer_ids=tuple(f"{number}.{i}" for i in range(params.n)),
+            prompt_token_ids=tuple(ids),
+            params=params,
+            seeds=tuple(seed if i == 0 else _mix(seed ^ _mix(i)) for i in range(params.n)),
+            stop_token_ids=tuple(dict.fromkeys((*stop_ids, *params.stop_token_ids))),
+        )
+        outputs = [CompletionOutput(i, logprobs=None if params.logprobs is None else []) for i in range(params.n)]
+        whole = RequestOutput(str(number), text, list(ids), outputs)
+        answers = {
+            answer_id: _Answer(output, self._text(params))
+            for answer_id, output in zip(message.answer_ids, outputs, strict=True)
+        }
+        return Request(message, whole, answers, self._clock())
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                prompt = prompt["prompt_token_ids"]  # type: ignore[assignment]
+            elif "prompt" in prompt:
+                prompt = prompt["prompt"]  # type: ignore[assignment]
+            else:
+                raise RequestError("a prompt given as a mapping needs the key prompt or prompt_token_ids")
+        if isinstance(prompt, str):
+            if not prompt:
+                raise RequestError("the prompt is empty; give some text or token ids")
+            if self._tokenizer is None:
+                raise RequestError("this engine has no tokenizer; give the prompt as token ids")
+            return prompt, self._tokenizer.encode(prompt)
+        if isinstance(prompt, Sequence) and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt):
+            if not prompt:
+                raise RequestError("the prompt is empty; give some text or token ids")
+            return None, list(prompt)
+        raise RequestError(f"a prompt is a string or a list of token ids, got {type(prompt).__name__}")
+
+    def _text(self, params: SamplingParams) -> IncrementalText | None:
+        if self._tokenizer is None:
+            if params.stop:
+                raise RequestError("stop strings need a tokenizer; use stop_token_ids")
+            return None
+        return IncrementalText(
+            self._tokenizer, tuple(params.stop), params.include_stop_str_in_output, params.skip_special_tokens
+        )
+
+    def started(self, request: Request) -> None:
+        """The core has taken the request: its updates will come."""
+        for answer_id in request.message.answer_ids:
+            self._by_answer[answer_id] = request
+
+    def close(self, request: Request) -> list[CancelRequest]:
+        """Nobody listens any more: what to tell the core."""
+        open_ids = [a for a in request.message.answer_ids if self._by_answer.pop(a, None) is not None]
+        return [CancelRequest(a) for a in open_ids]
+
+    def take(self, update: Update) -> CancelRequest | None:
+        """Turn an update into a delta of its request; returns a message for the core when a stop
+        string has ended the answer there."""
+        request = self._by_answer.get(update.answer_id)
+        if request is None:
+            return None
+        answer, params = request.answers[update.answer_id], request.message.params
+        request.computed_tokens = max(request.computed_tokens, update.computed_tokens)
+        self._note_times(request, update)
+        piece, stopped = self._advance(answer, params, update)
+        output = answer.output
+        delta = CompletionOutput(output.index, piece, list(update.token_ids))
+        output.token_ids += update.token_ids
+        if params.logprobs is not None:
+            delta.logprobs = [self._position(p) for p in update.logprobs]
+            output.logprobs = [*(output.logprobs or []), *delta.logprobs]
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(p.logprob for p in update.logprobs)
+        output.text += piece
+        output.finish_reason = "stop" if stopped is not None else update.finish_reason
+        output.stop_reason = stopped if stopped is not None else self._stop_token(update)
+        output.error = update.error
+        delta.finish_reason, delta.stop_reason, delta.error = output.finish_reason, output.stop_reason, output.error
+        delta.cumulative_logprob = output.cumulative_logprob
+        prompt_scores = None
+        if update.prompt_logprobs is not None:
+            prompt_scores = [p and self._position(p) for p in update.prompt_logprobs]
+            request.whole.prompt_logprobs = prompt_scores
+        if update.token_ids or output.finish_reason or prompt_scores:
+            whole = request.whole
+            request.deltas.append(
+                RequestOutput(
+                    whole.request_id, whole.prompt, whole.prompt_token_ids, [delta], prompt_scores, whole.metrics
+                )
+            )
+        if output.finish_reason is None:
+            return None
+        del self._by_answer[update.answer_id]
+        return CancelRequest(update.answer_id) if stopped is not None and update.finish_reason is None else None
+
+    def _advance(self, answer: _Answer, params: SamplingParams, update: Update) -> tuple[str, str | None]:
+        """New text of an answer, and the stop string that has ended it."""
+        text = answer.text
+        if text is None:
+            return "", None
+        piece = text.push(update.token_ids)
+        if text.stopped is None and update.finish_reason is not None:
+            piece += text.finish()
+        return piece, text.stopped
+
+    def _stop_token(self, update: Update) -> int | None:
+        return update.token_ids[-1] if update.finish_reason == "stop" and update.token_ids else None
+
+    def _note_times(self, request: Request, update: Update) -> None:
+        metrics, now = request.whole.metrics, self._clock()
+        if update.scheduled_at_s is not None and metrics.queue_s is None:
+            metrics.queue_s = max(update.scheduled_at_s - request.added_at_s, 0.0)
+        if update.token_ids and metrics.first_token_s is None:
+            metrics.first_token_s = now - request.added_at_s
+        metrics.total_s = now - request.added_at_s
+        metrics.preemptions = max(metrics.preemptions, update.preemptions)
+
+    def _position(self, scores: TokenLogprobs) -> PositionLogprobs:
+        out = {scores.token_id: Logprob(scores.logprob, scores.rank, self._piece(scores.token_id))}
+        for rank, (token, value) in enumerate(zip(scores.top_ids, scores.top_logprobs, strict=True), 1):
+            out.setdefault(token, Logprob(value, rank, self._piece(token)))
+        return out
+
+    def _piece(self, token: int) -> str:
+        return "" if self._tokenizer is None else self._tokenizer.decode([token], skip_special=False)

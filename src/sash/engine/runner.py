@@ -1,0 +1,329 @@
+"""Runner: the only place where a step plan's integers become tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from sash.engine.sequence import Sequence
+from sash.kv.ledger.table import TableStep
+from sash.kv.storage import KVPool
+from sash.models.decoder import Decoder
+from sash.ops.base import Ops
+from sash.ops.paged import PagedBatch, Segment
+from sash.ops.sampling import choose, shape_logits, token_logprobs
+from sash.scheduler.plan import StepItem, StepPlan
+from sash.spec.config import ResolvedConfig
+from sash.spec.model import ModelSpec
+from sash.spec.sampling import TokenLogprobs
+
+# Rows of logits that exist at once: a vocabulary of 262 144 takes 1 MiB each in float32.
+_LOGIT_ROWS = 64
+
+
+@dataclass(slots=True)
+class StepResult:
+    """Sampled tokens by answer id, their log-probabilities where wanted, and answers that failed."""
+
+    tokens: dict[str, int] = field(default_factory=dict)
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    prompt_scores: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of one item that enter a layer (``enter`` …) and leave it (``leave`` …), as positions."""
+
+    enter: int
+    leave: int
+
+
+class Runner:
+    """Runs step plans on a decoder over the pools.
+
+    Args:
+        spec: the model.
+        decoder: its layers.
+        ops: the table that attention is taken from.
+        config: sizes and groups.
+        pools: one per group of ``config.groups``.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, decoder: Decoder, ops: Ops, config: ResolvedConfig, pools: tuple[KVPool, ...]
+    ) -> None:
+        self._spec = spec
+        self._decoder = decoder
+        self._ops = ops
+        self.pools = pools
+        self._place = {layer: (g, i) for g, group in enumerate(config.groups) for i, layer in enumerate(group.layers)}
+        self.device = decoder.device
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, sequences: Mapping[str, Sequence]) -> StepResult:
+        """Compute a step: write its K and V, sample its tokens. ``sequences`` is not changed."""
+        step = _Step(plan, sequences, self._spec, self._place, self.pools, self._ops)
+        self._copy(tuple(c for c in step.copies_before()))
+        hidden = self._decoder.forward(
+            step.token_ids.to(self.device), step.positions.to(self.device), step.attend, step.narrow(self.device)
+        )
+        self._copy(plan.copies_after)
+        return self._sample(step, hidden, sequences)
+
+    def _copy(self, copies: tuple[tuple[tuple[int, int], ...], ...]) -> None:
+        for pool, pairs in zip(self.pools, copies, strict=False):
+            if pairs:
+                pool.copy_pages(pairs)
+
+    def _sample(self, step: _Step, hidden: torch.Tensor, sequences: Mapping[str, Sequence]) -> StepResult:
+        """Score prompts and draw tokens from the rows that came out, ``_LOGIT_ROWS`` at a time."""
+        result = StepResult()
+        row = 0
+        last_rows: list[int] = []
+        sampling: list[StepItem] = []
+        for item, first in zip(step.plan.items, step.out_first, strict=True):
+            if sequences[item.request_id].wants_scores(first) and first < item.end:
+                self._score_prompt(item, first, hidden[row : row + item.end - first], sequences, result)
+            row += item.end - first
+            if item.samples:
+                last_rows.append(row - 1)
+                sampling.append(item)
+        for a in range(0, len(sampling), _LOGIT_ROWS):
+            rows = torch.tensor(last_rows[a : a + _LOGIT_ROWS], device=hidden.device)
+            logits = self._decoder.logits(hidden.index_select(0, rows))
+            self._draw(sampling[a : a + _LOGIT_ROWS], logits, sequences, result)
+        return result
+
+    def _score_prompt(
+        self,
+        item: StepItem,
+        first: int,
+        hidden: torch.Tensor,
+        sequences: Mapping[str, Sequence],
+        result: StepResult,
+    ) -> None:
+        """Log-probabilities of the prompt tokens that follow rows ``first`` … of this chunk."""
+        seq = sequences[item.request_id]
+        end = min(item.end, seq.prompt_tokens - 1)
+        scores: list[TokenLogprobs] = []
+        for a in range(first, end, _LOGIT_ROWS):
+            b = min(a + _LOGIT_ROWS, end)
+            logits = self._decoder.logits(hidden[a - first : b - first])
+            tokens = torch.tensor(seq.tokens[a + 1 : b + 1], device=hidden.device)
+            scores += token_logprobs(logits, tokens, seq.params.prompt_logprobs or 0)
+        result.prompt_scores[item.request_id] = scores
+
+    def _draw(
+        self, items: list[StepItem], logits: torch.Tensor, sequences: Mapping[str, Sequence], result: StepResult
+    ) -> None:
+        """One token per item and fork from logits [len(items), V]."""
+        best = logits.max(-1)
+        tops, ids = best.values.tolist(), best.indices.tolist()
+        for i, item in enumerate(items):
+            for answer_id in (item.request_id, *item.forks):
+                seq = sequences[answer_id]
+                if not np.isfinite(tops[i]):
+                    result.errors[answer_id] = "the model gave logits that are not finite"
+                    continue
+                if seq.params.temperature == 0.0 and seq.state.plain:
+                    token = ids[i]
+                else:
+                    shaped = shape_logits(logits[i], seq.state, seq.generated)
+                    if not torch.isfinite(shaped.max()):
+                        result.errors[answer_id] = (
+                            "no token is left: allowed_token_ids, bad_token_ids or logit_bias ban all"
+                        )
+                        continue
+                    token = choose(shaped, seq.state, item.end - 1)
+                result.tokens[answer_id] = token
+                if seq.params.logprobs is not None:
+                    own = torch.tensor([token], device=logits.device)
+                    result.logprobs[answer_id] = token_logprobs(logits[i : i + 1], own, seq.params.logprobs)[0]
+
+
+class _Step:
+    """One plan in tensors: token ids, positions, row narrowing, and per group who attends to what."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        sequences: Mapping[str, Sequence],
+        spec: ModelSpec,
+        place: Mapping[int, tuple[int, int]],
+        pools: tuple[KVPool, ...],
+        ops: Ops,
+    ) -> None:
+        self.plan = plan
+        self._spec = spec
+        self._place = place
+        self._pools = pools
+        self._ops = ops
+        tokens: list[int] = []
+        for item in plan.items:
+            tokens += sequences[item.request_id].tokens[item.start : item.end]
+        self.token_ids = torch.tensor(tokens)
+        self.positions = torch.cat([torch.arange(i.start, i.end) for i in plan.items])
+        self._rows = self._plan_rows(sequences)
+        self.out_first = [r.leave for r in self._rows[-1]]
+        self._views: dict[tuple, _GroupStep] = {}
+
+    def _plan_rows(self, sequences: Mapping[str, Sequence]) -> list[tuple[_Rows, ...]]:
+        """Per layer and item, the rows that enter and leave. The top layer's output is needed only
+        where logits are: every row of a prompt being scored, else the last row if it samples."""
+        layers: list[tuple[_Rows, ...]] = []
+        enter = [item.start for item in self.plan.items]
+        for layer in range(len(self._spec.layers)):
+            leave = [
+                max(a, item.start if item.first_rows is None else item.first_rows[layer])
+                for a, item in zip(enter, self.plan.items, strict=True)
+            ]
+            if layer == len(self._spec.layers) - 1:
+                leave = [
+                    max(a, _needed_from(item, sequences[item.request_id]))
+                    for a, item in zip(leave, self.plan.items, strict=True)
+                ]
+            layers.append(tuple(_Rows(a, b) for a, b in zip(enter, leave, strict=True)))
+            enter = leave
+        return layers
+
+    def copies_before(self) -> list[tuple[tuple[int, int], ...]]:
+        """Per group, pages to copy before the first layer."""
+        return [
+            tuple(pair for item in self.plan.items for pair in item.tables[g].copies) for g in range(len(self._pools))
+        ]
+
+    def narrow(self, device: torch.device) -> dict[int, torch.Tensor] | None:
+        """Per layer that drops rows, the indices of those that stay."""
+        out: dict[int, torch.Tensor] = {}
+        for layer, rows in enumerate(self._rows):
+            if any(r.leave > r.enter for r in rows):
+                keep, row = [], 0
+                for r, item in zip(rows, self.plan.items, strict=True):
+                    keep.append(torch.arange(row + r.leave - r.enter, row + item.end - r.enter))
+                    row += item.end - r.enter
+                out[layer] = torch.cat(keep).to(device)
+        return out or None
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink_logits: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attention of one layer, and the write of its K and V. Rows that attend to the pool alone
+        are written first, the others once the layer has attended: their pages may hold rows that
+        this step still reads."""
+        group, index = self._place[layer]
+        pool, spec = self._pools[group], self._spec.layers[layer]
+        view = self._view(layer, group, q.device)
+        if k.dtype != pool.k.dtype:
+            k, v = k.to(pool.k.dtype), v.to(pool.v.dtype)
+        if view.early_slots is not None:
+            pool.write(index, k, v, view.early_rows, view.early_slots)
+        out, _ = self._ops.attention(
+            q,
+            k,
+            v,
+            pool.k[index],
+            pool.v[index],
+            view.batch,
+            scale=spec.scale,
+            softcap=spec.softcap,
+            sink_logits=sink_logits,
+        )
+        if view.late_slots is not None:
+            pool.write(index, k, v, view.late_rows, view.late_slots)
+        return out
+
+    def _view(self, layer: int, group: int, device: torch.device) -> _GroupStep:
+        """The group's step as this layer needs it; equal for all layers that see the same rows."""
+        rows = self._rows[layer]
+        written = tuple(i.writes is None or i.writes[layer] for i in self.plan.items)
+        key = (group, rows, written)
+        if key not in self._views:
+            self._views[key] = _GroupStep.build(self.plan.items, group, rows, written, device)
+        return self._views[key]
+
+
+def _needed_from(item: StepItem, seq: Sequence) -> int:
+    """First row whose top output is used."""
+    last = item.end - 1 if item.samples else item.end
+    if seq.wants_scores(item.start):
+        return min(last, max(item.start, len(seq.prompt_scores or ()) - 1))
+    return last
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupStep:
+    """One KV group in one step: the attention batch, and the rows to write before and after it."""
+
+    batch: PagedBatch
+    early_rows: torch.Tensor
+    early_slots: torch.Tensor | None
+    late_rows: torch.Tensor
+    late_slots: torch.Tensor | None
+
+    @classmethod
+    def build(
+        cls,
+        items: tuple[StepItem, ...],
+        group: int,
+        rows: tuple[_Rows, ...],
+        written: tuple[bool, ...],
+        device: torch.device,
+    ) -> _GroupStep:
+        """Segments and slots of every item."""
+        segments = []
+        early: list[tuple[np.ndarray, np.ndarray]] = []
+        late: list[tuple[np.ndarray, np.ndarray]] = []
+        q_row = kv_row = 0
+        for item, r, write in zip(items, rows, written, strict=True):
+            table = item.tables[group]
+            single = write and item.count == 1 and r.enter == item.start and table.keeps(item.start)
+            segments.append(_segment(table, item, r, q_row, kv_row, single))
+            if write:
+                kept = np.arange(r.enter, item.end)
+                kept = kept[(kept >= table.kept_from) | (kept < table.shape.pin * table.shape.page_size)]
+                (early if single else late).append((kept - r.enter + kv_row, _slots(table, table.write, kept)))
+            q_row += item.end - r.leave
+            kv_row += item.end - r.enter
+        return cls(PagedBatch(tuple(segments)), *_joined(early, device), *_joined(late, device))
+
+
+def _segment(table: TableStep, item: StepItem, rows: _Rows, q_row: int, kv_row: int, single: bool) -> Segment:
+    """What one item's queries attend to. ``single``: its one row is in the pool before it attends."""
+    first_query, kv_start = rows.leave, item.end if single else rows.enter
+    first = table.bound.first(min(first_query, item.end - 1))
+    sinks = min(table.bound.sinks, first)
+    past = np.concatenate([np.arange(sinks), np.arange(first, max(kv_start, first))])
+    past = past[past < kv_start]
+    return Segment(
+        bound=table.bound,
+        q_row=q_row,
+        q_start=first_query,
+        q_count=item.end - first_query,
+        kv_row=kv_row,
+        kv_start=kv_start,
+        kv_count=item.end - kv_start,
+        past_positions=torch.from_numpy(past),
+        past_slots=torch.from_numpy(_slots(table, table.write if single else table.read, past)),
+    )
+
+
+def _slots(table: TableStep, columns: object, positions: np.ndarray) -> np.ndarray:
+    """Slots [n] int64 of positions [n], by the columns of a table."""
+    shape = table.shape
+    pages = positions // shape.page_size
+    where = np.where(pages < shape.pin, pages, shape.pin + (pages - shape.pin) % shape.ring)
+    ids = np.frombuffer(columns, dtype=np.int32) if len(columns) else np.zeros(0, np.int32)  # type: ignore[arg-type, call-overload]
+    return ids[where].astype(np.int64) * shape.page_size + positions % shape.page_size
+
+
+def _joined(
+    parts: list[tuple[np.ndarray, np.ndarray]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    rows = np.concatenate([p[0] for p in parts]) if parts else np.zeros(0, np.int64)
+    slots = np.concatenate([p[1] for p in parts]) if parts else np.zeros(0, np.int64)
+    moved = torch.from_numpy(rows).to(device)
+    return moved, torch.from_numpy(slots).to(device) if len(slots) else None

@@ -1,0 +1,42 @@
+"""KVPool: the tensors behind one group's pages."""
+
+from __future__ import annotations
+
+import torch
+
+from sash.spec.groups import GroupSpec
+
+
+class KVPool:
+    """Planes k [layers, H, slots, D] and v [layers, H, slots, Dv]; slot = page · page_size + offset.
+
+    Memory is not touched before rows are written, so an idle pool costs nothing on the CPU.
+    ``layer`` arguments count within the group.
+    """
+
+    def __init__(
+        self, group: GroupSpec, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self.page_size = page_size
+        lead = (len(group.layers), group.num_kv_heads, num_pages * page_size)
+        self.k = torch.empty(*lead, group.head_dim, dtype=dtype, device=device)
+        self.v = torch.empty(*lead, group.v_head_dim, dtype=dtype, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of both planes."""
+        return self.k.numel() * self.k.element_size() + self.v.numel() * self.v.element_size()
+
+    def write(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor | slice, slots: torch.Tensor
+    ) -> None:
+        """Store rows ``rows`` of k [N, H, D] and v [N, H, Dv] at ``slots``."""
+        self.k[layer].index_copy_(1, slots, k[rows].transpose(0, 1))
+        self.v[layer].index_copy_(1, slots, v[rows].transpose(0, 1))
+
+    def copy_pages(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Copy whole pages (source, target) in every layer."""
+        size = self.page_size
+        for source, target in pairs:
+            for plane in (self.k, self.v):
+                plane[:, :, target * size : (target + 1) * size] = plane[:, :, source * size : (source + 1) * size]

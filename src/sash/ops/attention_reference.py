@@ -1,0 +1,82 @@
+"""Attention over pages, dense and obvious, in float32: the oracle of every other version."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sash.ops.paged import PagedBatch
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    batch: PagedBatch,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    sink_logits: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of every segment's queries over its visible keys.
+
+    Args:
+        q: [Nq, Hq, D].
+        k: [N, H, D] keys in hand, already rounded through the pool's dtype.
+        v: [N, H, Dv].
+        k_pool: [H, slots, D].
+        v_pool: [H, slots, Dv].
+        batch: who attends to what.
+        scale: multiplies the products.
+        softcap: c · tanh(x / c) after the scale and before the mask; 0: none.
+        sink_logits: [Hq] unscaled logits whose probability mass is dropped (gpt-oss).
+
+    Returns:
+        [Nq, Hq, Dv] in q's dtype, and the log-sum-exp of the visible logits, sink logits apart,
+        [Nq, Hq] float32.
+    """
+    out = torch.zeros(q.shape[0], q.shape[1], v.shape[2])
+    lse = torch.zeros(q.shape[0], q.shape[1])
+    groups = q.shape[1] // k.shape[1]
+    for seg in batch.segments:
+        hand = slice(seg.kv_row, seg.kv_row + seg.kv_count)
+        keys = torch.cat([k_pool[:, seg.past_slots], k[hand].transpose(0, 1)], 1).float()
+        values = torch.cat([v_pool[:, seg.past_slots], v[hand].transpose(0, 1)], 1).float()
+        positions = [*seg.past_positions.tolist(), *range(seg.kv_start, seg.kv_start + seg.kv_count)]
+        for i in range(seg.q_count):
+            seen = [j for j, p in enumerate(positions) if seg.bound.visible(seg.q_start + i, p)]
+            for head in range(q.shape[1]):
+                logits = keys[head // groups, seen] @ q[seg.q_row + i, head].float() * scale
+                if softcap:
+                    logits = softcap * torch.tanh(logits / softcap)
+                total = torch.logsumexp(logits, 0)
+                lse[seg.q_row + i, head] = total
+                if sink_logits is not None:
+                    total = torch.logaddexp(total, sink_logits[head].float())
+                out[seg.q_row + i, head] = torch.exp(logits - total) @ values[head // groups, seen]
+    return out.to(q.dtype), lse
+
+
+def dense_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Plain masked attention in float32: q [..., Q, D], k [..., L, D], v [..., L, Dv], mask [Q, L] bool.
+
+    Returns [..., Q, Dv] and the log-sum-exp [..., Q]; a row that sees nothing gives 0 and -inf.
+    """
+    logits = q.float() @ k.float().transpose(-1, -2) * scale
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    logits = logits.masked_fill(~mask, -math.inf)
+    lse = torch.logsumexp(logits, -1)
+    weights = torch.exp(logits - lse.unsqueeze(-1)).nan_to_num(0.0)
+    return weights @ v.float(), lse

@@ -1,0 +1,72 @@
+"""Which ops run: a name to a filled table. The torch table is the default, reference is the oracle."""
+
+from __future__ import annotations
+
+import os
+
+from sash.ops.base import Ops
+from sash.spec.errors import ConfigError
+
+KERNELS = ("torch", "reference")
+
+
+def resolve_ops(*, deterministic: bool = False, kernels: str | None = None) -> Ops:
+    """The table to run with.
+
+    Args:
+        deterministic: a row's result must not depend on the rows beside it, bit for bit.
+        kernels: torch, reference, or auto; None reads the environment's SASH_KERNELS.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    name = kernels or os.environ.get("SASH_KERNELS", "auto")
+    if name == "auto":
+        name = "torch"
+    if name not in KERNELS:
+        raise ConfigError(f"SASH_KERNELS={name!r} is unknown; use auto, {' or '.join(KERNELS)}")
+    if name == "reference":
+        return _reference()
+    return _deterministic() if deterministic else _torch()
+
+
+def _torch() -> Ops:
+    from sash.ops import attention_torch, torch_ops
+
+    return Ops(
+        name="torch",
+        linear=torch_ops.linear,
+        rms_norm=torch_ops.rms_norm,
+        layer_norm=torch_ops.layer_norm,
+        rope=torch_ops.rope,
+        gated=torch_ops.gated,
+        attention=attention_torch.attention,
+    )
+
+
+def _deterministic() -> Ops:
+    from sash.ops import fixed, torch_ops
+
+    return Ops(
+        name="deterministic",
+        linear=fixed.linear,
+        rms_norm=torch_ops.rms_norm,
+        layer_norm=torch_ops.layer_norm,
+        rope=torch_ops.rope,
+        gated=torch_ops.gated,
+        attention=fixed.attention,
+    )
+
+
+def _reference() -> Ops:
+    from sash.ops import attention_reference, reference
+
+    return Ops(
+        name="reference",
+        linear=reference.linear,
+        rms_norm=reference.rms_norm,
+        layer_norm=reference.layer_norm,
+        rope=reference.rope,
+        gated=reference.gated,
+        attention=attention_reference.attention,
+    )

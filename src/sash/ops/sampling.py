@@ -1,0 +1,195 @@
+"""From logits to a token: shaping, filtering and counter-based noise, one row at a time.
+
+A row's token depends on its logits, its request's parameters, seed and position, and on nothing
+else, so batch mates, preemption and speculation can't change it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sash.spec.sampling import SamplingParams, TokenLogprobs
+
+_MASK64 = (1 << 64) - 1
+# Candidates that nucleus sampling looks at before it falls back to the whole vocabulary.
+_NUCLEUS_GUESS = 2048
+
+
+@dataclass(slots=True)
+class SamplerState:
+    """What shapes a request's logits: fixed biases, and the counts that penalties need.
+
+    Args:
+        params: the request's parameters.
+        seed: 64-bit seed of its noise.
+        stop_ids: tokens that may not come before ``min_tokens``.
+        vocab_size: V.
+        device: where logits are.
+    """
+
+    params: SamplingParams
+    seed: int
+    stop_ids: tuple[int, ...]
+    vocab_size: int
+    device: torch.device
+    bias: torch.Tensor | None = None
+    stop_index: torch.Tensor | None = None
+    in_prompt: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether logits go unshaped."""
+        return self.bias is None and self.counts is None and not (self.params.min_tokens and self.stop_ids)
+
+
+def sampler_state(
+    params: SamplingParams,
+    *,
+    seed: int,
+    stop_ids: Sequence[int],
+    prompt: Sequence[int],
+    vocab_size: int,
+    device: torch.device,
+) -> SamplerState:
+    """The state of a request before its first token; token ids are known to lie in the vocabulary."""
+    state = SamplerState(params, seed, tuple(stop_ids), vocab_size, device)
+    if params.logit_bias or params.allowed_token_ids is not None or params.bad_token_ids:
+        bias = torch.zeros(vocab_size)
+        if params.allowed_token_ids is not None:
+            bias.fill_(-math.inf)
+            bias[list(params.allowed_token_ids)] = 0.0
+        for token, value in params.logit_bias.items():
+            bias[token] += value
+        bias[list(params.bad_token_ids)] = -math.inf
+        state.bias = bias.to(device)
+    if stop_ids:
+        state.stop_index = torch.tensor(list(stop_ids), device=device)
+    if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
+        state.counts = torch.zeros(vocab_size, device=device)
+        state.in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        state.in_prompt[torch.tensor(list(prompt), dtype=torch.int64, device=device)] = True
+    return state
+
+
+def count_token(state: SamplerState, token: int) -> None:
+    """A token has become part of the answer."""
+    if state.counts is not None:
+        state.counts[token] += 1
+
+
+def shape_logits(logits: torch.Tensor, state: SamplerState, num_generated: int) -> torch.Tensor:
+    """Biases, bans, min_tokens and penalties on logits [V] float32; a new tensor, or the same when plain."""
+    if state.plain:
+        return logits
+    params = state.params
+    out = logits if state.bias is None else logits + state.bias
+    if state.counts is not None and state.in_prompt is not None:
+        seen = state.in_prompt | (state.counts > 0)
+        scaled = torch.where(out > 0, out / params.repetition_penalty, out * params.repetition_penalty)
+        out = torch.where(seen, scaled, out)
+        out = out - params.frequency_penalty * state.counts - params.presence_penalty * (state.counts > 0)
+    if state.stop_index is not None and num_generated < params.min_tokens:
+        out = out.index_fill(0, state.stop_index, -math.inf)
+    return out
+
+
+def choose(logits: torch.Tensor, state: SamplerState, position: int) -> int:
+    """The token that follows ``position``: arg-max, or a draw from the filtered distribution.
+
+    The draw is arg-max of logits / temperature + Gumbel noise, with noise a function of seed,
+    position and token id (Gumbel-max; counter-based as in Salmon et al., SC 2011). Order of filters:
+    temperature, min_p, top_k, top_p.
+
+    Args:
+        logits: [V] float32, shaped.
+        state: the request's.
+        position: of the row that gave the logits.
+    """
+    params = state.params
+    if params.temperature == 0.0:
+        return int(torch.argmax(logits))
+    values, ids = _candidates(logits / params.temperature, params)
+    return int(ids[torch.argmax(values + gumbel(state.seed, position, ids))])
+
+
+def _candidates(scaled: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and ids that pass the filters."""
+    if params.min_p:
+        scaled = scaled.masked_fill(scaled < scaled.max() + math.log(params.min_p), -math.inf)
+    vocab = scaled.shape[0]
+    if 0 < params.top_k < vocab:
+        values, ids = torch.topk(scaled, params.top_k)
+        return _nucleus(values, ids, torch.logsumexp(values, 0), params.top_p) or (values, ids)
+    if params.top_p < 1.0:
+        total = torch.logsumexp(scaled, 0)
+        guess = torch.topk(scaled, min(_NUCLEUS_GUESS, vocab))
+        found = _nucleus(guess.values, guess.indices, total, params.top_p)
+        if found is not None:
+            return found
+        whole = torch.sort(scaled, descending=True, stable=True)
+        return _nucleus(whole.values, whole.indices, total, params.top_p) or (whole.values, whole.indices)
+    return scaled, torch.arange(vocab, device=scaled.device)
+
+
+def _nucleus(
+    values: torch.Tensor, ids: torch.Tensor, total: torch.Tensor, top_p: float
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The smallest head of descending ``values`` whose probability reaches top_p; None: it isn't reached."""
+    if top_p >= 1.0:
+        return None
+    mass = torch.cumsum(torch.exp(values - total).double(), 0)
+    if float(mass[-1]) < top_p:
+        return None
+    count = int(torch.searchsorted(mass, top_p)) + 1
+    return values[:count], ids[:count]
+
+
+def gumbel(seed: int, position: int, ids: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise [n] float32 for token ids [n]: a pure function of seed, position and id."""
+    key = _mix(_mix(seed & _MASK64) ^ (position + 0x9E3779B97F4A7C15 & _MASK64))
+    bits = _mix_tensor(ids.to(torch.int64) + _signed(key))
+    # 52 bits, moved by half a step: strictly between 0 and 1.
+    uniform = ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
+    return -torch.log(-torch.log(uniform)).float()
+
+
+def _mix(x: int) -> int:
+    """The finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK64
+    return x ^ (x >> 31)
+
+
+def _signed(x: int) -> int:
+    x &= _MASK64
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
+    """``_mix`` on int64 tensors, whose products wrap and whose shifts must be made logical."""
+    x = x + _signed(0x9E3779B97F4A7C15)
+    x = (x ^ _logical_shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _logical_shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _logical_shift(x, 31)
+
+
+def _logical_shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> list[TokenLogprobs]:
+    """Log-probabilities of ``tokens`` [M] under raw logits [M, V] float32, with the ``count`` best of each row."""
+    total = torch.logsumexp(logits, -1, keepdim=True)
+    own = logits.gather(-1, tokens.unsqueeze(-1))
+    ranks = ((logits > own).sum(-1) + 1).tolist()
+    own_list = (own - total).squeeze(-1).tolist()
+    top = torch.topk(logits, count) if count else None
+    top_ids = [()] * len(ranks) if top is None else [tuple(r) for r in top.indices.tolist()]
+    top_values = [()] * len(ranks) if top is None else [tuple(r) for r in (top.values - total).tolist()]
+    return [TokenLogprobs(*row) for row in zip(tokens.tolist(), own_list, ranks, top_ids, top_values, strict=True)]
