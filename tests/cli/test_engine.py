@@ -37,5 +37,5 @@ def test_the_real_builder_logs_to_standard_error(
 
 
 def test_a_run_without_tokens_has_no_rates() -> None:
-    timings = Run(prompt_token_ids=[1, 2]).timings(0.5)
+    timings = Run(prompt_token_ids=[1, 2], total_s=1.0).timings(0.5)
     assert (timings["decode_tokens_per_s"], timings["prefill_tokens_per_s"]) == (None, None)

@@ -79,7 +79,7 @@ def build(model: str, options: Mapping[str, object], progress: Progress) -> Engi
     )
     from sash.engine.llm import LLM
 
-    return LLM(model, **options, progress=progress)  # type: ignore[arg-type]
+    return LLM(model, **options, progress=progress)
 
 
 def open_engine(ctx: typer.Context, model: str, options: EngineOptions, progress: Progress) -> Engine:
@@ -127,7 +127,7 @@ class Run:
     def timings(self, load_s: float) -> dict[str, float | int | None]:
         """Counts, seconds and rates; a rate is None where there is nothing to divide."""
         generated = sum(len(answer.token_ids) for answer in self.answers.values())
-        first_s = self.first_token_s or self.total_s
+        first_s = self.first_token_s or 0.0
         decode_s = self.total_s - first_s
         later = generated - len(self.answers)
         return {

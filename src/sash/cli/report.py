@@ -42,7 +42,8 @@ def print_stats(rows: Sequence[Mapping[str, Any]], timings: Mapping[str, float |
     console.print(
         f"prompt {timings['prompt_tokens']} tokens at {_rate(timings['prefill_tokens_per_s'])}, "
         f"answer {timings['generated_tokens']} tokens at {_rate(timings['decode_tokens_per_s'])}, "
-        f"loaded in {timings['load_s']:.1f} s"
+        f"loaded in {timings['load_s']:.1f} s",
+        soft_wrap=True,
     )
     table = Table(title="KV memory at its peak", title_justify="left")
     for heading, justify in (("pool", "left"), ("layers", "right"), ("sash", "right"), ("one uniform cache", "right")):
