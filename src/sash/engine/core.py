@@ -214,10 +214,11 @@ class EngineCore:
         prompt_scores = None
         if seq.prompt_scores is not None and before == 0:
             prompt_scores = tuple(seq.prompt_scores)
+        taken = seq.generated > before
         update = replace(
             self._update(seq),
-            token_ids=(token,) if seq.generated > before else (),
-            logprobs=(result.logprobs[seq.answer_id],) if seq.answer_id in result.logprobs else (),
+            token_ids=(token,) if taken else (),
+            logprobs=(result.logprobs[seq.answer_id],) if taken and seq.answer_id in result.logprobs else (),
             prompt_logprobs=prompt_scores,
         )
         if reason is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sash.engine.messages import AddRequest, CancelRequest, Update
-from sash.engine.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from sash.engine.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from sash.ops.sampling import _mix
 from sash.spec.errors import RequestError
 from sash.spec.model import ModelSpec
@@ -20,10 +20,10 @@ Prompt = str | Sequence[int] | Mapping[str, object]
 
 @dataclass(slots=True)
 class _Answer:
-    """One answer as text: ``output`` grows, ``stop_ids`` tell a stop token from a length."""
+    """One answer: ``output`` grows; ``text`` is None where there is no tokenizer."""
 
     output: CompletionOutput
-    text: IncrementalText
+    text: IncrementalText | None
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Frontend:
         if isinstance(prompt, Sequence) and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt):
             if not prompt:
                 raise RequestError("the prompt is empty; give some text or token ids")
-            return None, list(prompt)
+            return None, [int(t) for t in prompt]
         raise RequestError(f"a prompt is a string or a list of token ids, got {type(prompt).__name__}")
 
     def _text(self, params: SamplingParams) -> IncrementalText | None:
@@ -148,7 +148,7 @@ class Frontend:
         delta.cumulative_logprob = output.cumulative_logprob
         prompt_scores = None
         if update.prompt_logprobs is not None:
-            prompt_scores = [p and self._position(p) for p in update.prompt_logprobs]
+            prompt_scores = [None if p is None else self._position(p) for p in update.prompt_logprobs]
             request.whole.prompt_logprobs = prompt_scores
         if update.token_ids or output.finish_reason or prompt_scores:
             whole = request.whole
@@ -167,7 +167,8 @@ class Frontend:
         text = answer.text
         if text is None:
             return "", None
-        piece = text.push(update.token_ids)
+        early = max(params.min_tokens - len(answer.output.token_ids), 0)
+        piece = text.push(update.token_ids[:early], check_stop=False) + text.push(update.token_ids[early:])
         if text.stopped is None and update.finish_reason is not None:
             piece += text.finish()
         return piece, text.stopped

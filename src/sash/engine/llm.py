@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from sash.engine.build import build_core
 from sash.engine.frontend import Frontend, Prompt, Request
@@ -88,16 +88,18 @@ class LLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Deltas of one request as they come; leaving the loop early cancels it.
 
-        Several streams of one LLM may be read in turn; they run together.
+        The request starts when the first delta is asked for. Several streams of one LLM may be read
+        in turn; they run together.
 
         Raises:
             RequestError: the request can never run.
         """
         request = self._frontend.open(prompt, sampling_params or SamplingParams())
-        self._start(request)
+        self.core.check_request(request.message)
         return self._deltas(request)
 
     def _deltas(self, request: Request) -> Iterator[RequestOutput]:
+        self._start(request)
         try:
             while request.deltas or not request.whole.finished:
                 while not request.deltas:
@@ -168,9 +170,13 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):  # type: ignore[index]
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts must be a text, token ids or a list of these, got {type(prompts).__name__}")
+    if prompts and isinstance(prompts[0], int):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))
 
 
 def _params_for(
@@ -178,6 +184,8 @@ def _params_for(
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise RequestError(f"sampling_params must be SamplingParams or a list of them, got {params!r}")
     if len(params) != len(prompts):
         raise RequestError(f"{len(params)} sampling_params for {len(prompts)} prompts: give one, or one per prompt")
     return list(params)

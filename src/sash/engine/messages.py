@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from sash.spec.sampling import SamplingParams, TokenLogprobs
 
@@ -78,7 +79,7 @@ def decode(data: bytes) -> Message:
         return CancelRequest(**body)
     if kind == "AddRequest":
         params = dict(body.pop("params"))
-        params["logit_bias"] = dict((token, value) for token, value in params["logit_bias"])
+        params["logit_bias"] = dict(params["logit_bias"])
         return AddRequest(params=SamplingParams(**params), **{k: tuple(v) for k, v in body.items()})
     prompt = body.pop("prompt_logprobs")
     return Update(
@@ -89,5 +90,6 @@ def decode(data: bytes) -> Message:
     )
 
 
-def _logprobs(body: dict) -> TokenLogprobs:
-    return TokenLogprobs(**{k: tuple(v) if isinstance(v, list) else v for k, v in body.items()})
+def _logprobs(body: dict[str, Any]) -> TokenLogprobs:
+    top_ids, top_logprobs = tuple(body.pop("top_ids")), tuple(body.pop("top_logprobs"))
+    return TokenLogprobs(**body, top_ids=top_ids, top_logprobs=top_logprobs)

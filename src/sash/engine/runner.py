@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -169,7 +171,7 @@ class _Step:
         self.positions = torch.cat([torch.arange(i.start, i.end) for i in plan.items])
         self._rows = self._plan_rows(sequences)
         self.out_first = [r.leave for r in self._rows[-1]]
-        self._views: dict[tuple, _GroupStep] = {}
+        self._views: dict[tuple[Any, ...], _GroupStep] = {}
 
     def _plan_rows(self, sequences: Mapping[str, Sequence]) -> list[tuple[_Rows, ...]]:
         """Per layer and item, the rows that enter and leave. The top layer's output is needed only
@@ -311,13 +313,14 @@ def _segment(table: TableStep, item: StepItem, rows: _Rows, q_row: int, kv_row: 
     )
 
 
-def _slots(table: TableStep, columns: object, positions: np.ndarray) -> np.ndarray:
+def _slots(table: TableStep, columns: array[int], positions: np.ndarray) -> np.ndarray:
     """Slots [n] int64 of positions [n], by the columns of a table."""
     shape = table.shape
     pages = positions // shape.page_size
     where = np.where(pages < shape.pin, pages, shape.pin + (pages - shape.pin) % shape.ring)
-    ids = np.frombuffer(columns, dtype=np.int32) if len(columns) else np.zeros(0, np.int32)  # type: ignore[arg-type, call-overload]
-    return ids[where].astype(np.int64) * shape.page_size + positions % shape.page_size
+    ids: np.ndarray = np.frombuffer(columns, dtype=np.int32) if len(columns) else np.zeros(0, np.int32)
+    slots: np.ndarray = ids[where].astype(np.int64) * shape.page_size + positions % shape.page_size
+    return slots
 
 
 def _joined(

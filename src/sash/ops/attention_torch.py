@@ -38,7 +38,8 @@ def attention(
     how = _How(scale, softcap)
     for bucket in _buckets(batch, heads, k_pool.shape[1], q.dtype, q.device):
         rows, keys, values = bucket.rows, *bucket.gather(k_pool, v_pool)
-        out[rows], lse[rows] = how.attend(q[rows], keys, values, bucket.mask)
+        part, lse[rows] = how.attend(q[rows], keys, values, bucket.mask)
+        out[rows] = part.float()
     for seg in batch.segments:
         if seg.kv_count and seg.q_count:
             _attend_chunk(q, k, v, k_pool, v_pool, batch, seg, how, out, lse)
@@ -123,15 +124,17 @@ def _make_bucket(segs: list[Segment], heads: int, slots: int, dtype: torch.dtype
     longest = len(segs[-1].past_slots)
     rows = torch.tensor([s.q_row for s in segs], device=device)
     if len(segs) == 1 and _is_run(segs[0]):
-        mask = segs[0].mask(0, 1, segs[0].past_positions)
-        return _Bucket(rows, None, (int(segs[0].past_slots[0]), longest), (1, heads, longest), _additive(mask, dtype))
+        seen = segs[0].mask(0, 1, segs[0].past_positions)
+        mask = _additive(seen, dtype)
+        run = (int(segs[0].past_slots[0]), longest)
+        return _Bucket(rows, None, run, (1, heads, longest), None if mask is None else mask.to(device))
     # Padding repeats a row of the same request: it is masked, and its content is finite.
     index = torch.stack([torch.cat([s.past_slots, s.past_slots[:1].expand(longest - len(s.past_slots))]) for s in segs])
     seen = torch.zeros(len(segs), longest, dtype=torch.bool)
     for i, seg in enumerate(segs):
         seen[i, : len(seg.past_slots)] = seg.mask(0, 1, seg.past_positions)[0]
     flat = index[:, None, :] + torch.arange(heads)[:, None] * slots
-    mask = None if bool(seen.all()) else _additive(seen[:, None, None, :], dtype)
+    mask = _additive(seen[:, None, None, :], dtype)
     return _Bucket(
         rows,
         flat.flatten().to(device),

@@ -17,6 +17,8 @@ from sash.spec.sampling import SamplingParams, TokenLogprobs
 _MASK64 = (1 << 64) - 1
 # Candidates that nucleus sampling looks at before it falls back to the whole vocabulary.
 _NUCLEUS_GUESS = 2048
+# The smallest divisor that float32 keeps apart from 0 with room to spare.
+_LEAST_TEMPERATURE = 1e-30
 
 
 @dataclass(slots=True)
@@ -57,7 +59,9 @@ def sampler_state(
     device: torch.device,
 ) -> SamplerState:
     """The state of a request before its first token; token ids are known to lie in the vocabulary."""
-    state = SamplerState(params, seed, tuple(stop_ids), vocab_size, device)
+    # A model's own stop tokens may lie outside the rows that it has.
+    stop_ids = tuple(t for t in stop_ids if t < vocab_size)
+    state = SamplerState(params, seed, stop_ids, vocab_size, device)
     if params.logit_bias or params.allowed_token_ids is not None or params.bad_token_ids:
         bias = torch.zeros(vocab_size)
         if params.allowed_token_ids is not None:
@@ -68,7 +72,7 @@ def sampler_state(
         bias[list(params.bad_token_ids)] = -math.inf
         state.bias = bias.to(device)
     if stop_ids:
-        state.stop_index = torch.tensor(list(stop_ids), device=device)
+        state.stop_index = torch.tensor(stop_ids, device=device)
     if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
         state.counts = torch.zeros(vocab_size, device=device)
         state.in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
@@ -113,7 +117,8 @@ def choose(logits: torch.Tensor, state: SamplerState, position: int) -> int:
     params = state.params
     if params.temperature == 0.0:
         return int(torch.argmax(logits))
-    values, ids = _candidates(logits / params.temperature, params)
+    # The best logit becomes 0, so that dividing by a very small temperature can't overflow it.
+    values, ids = _candidates((logits - logits.max()) / max(params.temperature, _LEAST_TEMPERATURE), params)
     return int(ids[torch.argmax(values + gumbel(state.seed, position, ids))])
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
 
 from sash.spec.errors import RequestError
 
 MAX_LOGPROBS = 100
+# Beyond this a float32 logit may overflow.
+MAX_NUMBER = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +34,19 @@ class SamplingParams:
         stop_token_ids: token ids that end the answer.
         include_stop_str_in_output: keep the stop string in the text.
         ignore_eos: the model's own end tokens do not end the answer.
-        min_tokens: no end before so many tokens.
+        min_tokens: no end before so many tokens; their text is not searched for stop strings.
         max_tokens: end after so many; None: as many as the context has room for; 0 only with
             prompt_logprobs (scoring).
-        seed: makes the answer repeatable whatever else runs; None draws from the engine's seed.
+        seed: makes the answer repeatable whatever else runs, any integer (equal modulo 2^64 is equal);
+            None draws from the engine's seed.
         logprobs: for each answer token, the log-probabilities of this many best tokens and its own.
         prompt_logprobs: the same for each prompt token but the first.
         skip_special_tokens: leave control tokens out of the text.
 
+    ``stop``, ``stop_token_ids``, ``bad_token_ids`` and ``logit_bias`` take None for nothing.
+
     Raises:
-        RequestError: a value out of range; the message names the field.
+        RequestError: a value of another type or out of range; the message names the field.
     """
 
     n: int = 1
@@ -66,36 +72,37 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "top_k", max(self.top_k, 0))
+        for names, convert in _TYPES.items():
+            for name in names:
+                object.__setattr__(self, name, convert(name, getattr(self, name)))
         for name, good, want in self._rules():
             if not good:
                 raise RequestError(f"{name} must be {want}, got {getattr(self, name)!r}")
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
 
     def _rules(self) -> list[tuple[str, bool, str]]:
-        finite = all(math.isfinite(v) for v in (self.temperature, self.repetition_penalty, *self.logit_bias.values()))
+        allowed, biases = self.allowed_token_ids, self.logit_bias
         return [
             ("n", self.n >= 1, "at least 1"),
-            ("temperature", finite and self.temperature >= 0, "a finite number of 0 or more"),
+            ("temperature", 0 <= self.temperature <= MAX_NUMBER, "a finite number of 0 or more"),
+            ("top_k", self.top_k >= -1, "at least 1, or 0 or -1 for all"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
-            ("repetition_penalty", finite and self.repetition_penalty > 0, "above 0"),
+            ("repetition_penalty", 0 < self.repetition_penalty <= MAX_NUMBER, "above 0 and finite"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
-            ("logit_bias", finite and all(k >= 0 for k in self.logit_bias), "token ids (0 or more) to finite numbers"),
             (
-                "allowed_token_ids",
-                self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
-                "None or a non-empty list",
+                "logit_bias",
+                all(k >= 0 and abs(v) <= MAX_NUMBER for k, v in biases.items()),
+                "token ids (0 or more) to finite numbers",
             ),
+            ("allowed_token_ids", allowed is None or len(allowed) > 0, "None or a non-empty list"),
             ("stop", all(self.stop), "non-empty strings"),
             ("min_tokens", self.min_tokens >= 0, "0 or more"),
             ("max_tokens", self._max_tokens_ok(), "None or at least 1 and min_tokens (0 only with prompt_logprobs)"),
-            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"None or 0 to {MAX_LOGPROBS}"),
-            (
-                "prompt_logprobs",
-                self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
-                f"None or 0 to {MAX_LOGPROBS}",
+            *(
+                (name, value is None or 0 <= value <= MAX_LOGPROBS, f"None or 0 to {MAX_LOGPROBS}")
+                for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs))
             ),
         ]
 
@@ -104,6 +111,84 @@ class SamplingParams:
             return True
         least = 0 if self.prompt_logprobs is not None else 1
         return self.max_tokens >= max(least, self.min_tokens)
+
+
+def _wrong(name: str, want: str, value: object) -> RequestError:
+    return RequestError(f"{name} must be {want}, got {value!r}")
+
+
+def _integer(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise _wrong(name, "an integer", value)
+    return int(value)
+
+
+def _integer_or_none(name: str, value: object) -> int | None:
+    return None if value is None else _integer(name, value)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise _wrong(name, "a number", value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise _wrong(name, f"a number up to {MAX_NUMBER:g}", value) from None
+
+
+def _flag(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise _wrong(name, "True or False", value)
+
+
+def _ids(name: str, value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise _wrong(name, "a list of token ids", value)
+    return tuple(_integer(f"each of {name}", v) for v in value)
+
+
+def _ids_or_none(name: str, value: object) -> tuple[int, ...] | None:
+    return None if value is None else _ids(name, value)
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    if value is None or isinstance(value, str):
+        return () if value is None else (value,)
+    if isinstance(value, Iterable):
+        texts = tuple(value)
+        if all(isinstance(v, str) for v in texts):
+            return texts
+    raise _wrong(name, "a string or a list of strings", value)
+
+
+def _bias(name: str, value: object) -> dict[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _wrong(name, "a mapping of token ids to numbers", value)
+    return {_integer(f"each key of {name}", k): _number(f"each value of {name}", v) for k, v in value.items()}
+
+
+_TYPES: dict[tuple[str, ...], Callable[[str, Any], Any]] = {
+    ("n", "top_k", "min_tokens"): _integer,
+    ("max_tokens", "seed", "logprobs", "prompt_logprobs"): _integer_or_none,
+    (
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    ): _number,
+    ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"): _flag,
+    ("bad_token_ids", "stop_token_ids"): _ids,
+    ("allowed_token_ids",): _ids_or_none,
+    ("stop",): _texts,
+    ("logit_bias",): _bias,
+}
 
 
 @dataclass(frozen=True, slots=True)

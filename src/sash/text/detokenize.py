@@ -52,10 +52,14 @@ class IncrementalText:
         """The stop string that ended the text."""
         return self._stop.stopped
 
-    def push(self, ids: Iterable[int]) -> str:
-        """Take more tokens; returns the text that is now certain. After a stop string: nothing more."""
+    def push(self, ids: Iterable[int], *, check_stop: bool = True) -> str:
+        """Take more tokens; returns the text that is now certain. After a stop string: nothing more.
+
+        ``check_stop`` False passes the tokens' text on as it is: no part of it belongs to a stop string.
+        """
         data = b"".join(self._tokenizer.token_bytes(i) for i in ids if i not in self._skipped)
-        return self._emit(self._stop.push(self._decode(data, final=False)))
+        text = self._decode(data, final=False)
+        return self._emit(self._stop.push(text) if check_stop else self._stop.skip(text))
 
     def finish(self) -> str:
         """No more tokens come: returns what was held back. Calling it again returns nothing."""
@@ -102,6 +106,10 @@ class StopChecker:
         keep = max(_overlap(text, s) for s in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+    def skip(self, text: str) -> str:
+        """Text that can be shown, unsearched: what was held back, and all of ``text``."""
+        return "" if self.stopped is not None else self.finish() + text
 
     def finish(self) -> str:
         """The text still held back, which is no stop string."""
