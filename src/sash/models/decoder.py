@@ -143,7 +143,7 @@ class _Layer:
         x = x.to(self.dtype)
         q, k, v = self._project(x, angles, keep)
         mixed = attend(self.index, q, k, v, self.sinks)
-        out = self.linear(mixed.reshape(mixed.shape[0], -1).to(self.dtype), self.o, self.o_bias)
+        out = self.linear(mixed.flatten(1).to(self.dtype), self.o, self.o_bias)
         if self.post_attn_norm is not None:
             out = self.norm(out.float(), self.post_attn_norm)
         if keep is not None:
