@@ -91,8 +91,8 @@ def test_every_sampling_option_arrives(run: Run, hello: ScriptedEngine) -> None:
         "max_tokens": ("7", 7), "temperature": ("0.5", 0.5), "top_k": ("3", 3), "top_p": ("0.9", 0.9),
         "min_p": ("0.1", 0.1), "repetition_penalty": ("1.1", 1.1), "presence_penalty": ("0.2", 0.2),
         "frequency_penalty": ("-0.3", -0.3), "logit_bias": ("5=-2.5", {5: -2.5}),
-        "allowed_token_ids": ("5,6,7", [5, 6, 7]), "bad_token_ids": ("8, 9", [8, 9]), "stop": ("END", ("END",)),
-        "stop_token_ids": ("1,106", [1, 106]), "min_tokens": ("2", 2), "n": ("2", 2), "logprobs": ("4", 4),
+        "allowed_token_ids": ("5,6,7", (5, 6, 7)), "bad_token_ids": ("8, 9", (8, 9)), "stop": ("END", ("END",)),
+        "stop_token_ids": ("1,106", (1, 106)), "min_tokens": ("2", 2), "n": ("2", 2), "logprobs": ("4", 4),
         "prompt_logprobs": ("5", 5), "seed": ("11", 11),
     }  # fmt: skip
     flags = {

@@ -16,14 +16,19 @@ from sash.ops.paged import PagedBatch, Segment
 
 _ROWS = 32
 _KEYS = 64
+# In narrower products MKL adds up in an order that depends on a row's place in its block.
+_COLUMNS = 16
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [N, in] · weight [out, in]ᵀ + bias [out], ``_ROWS`` rows at a time: [N, out]."""
-    rows = x.shape[0]
+    rows, columns = x.shape[0], weight.shape[0]
+    if columns < _COLUMNS:
+        weight = F.pad(weight, (0, 0, 0, _COLUMNS - columns))
+        bias = None if bias is None else F.pad(bias, (0, _COLUMNS - columns))
     padded = F.pad(x, (0, 0, 0, -rows % _ROWS))
     out = [F.linear(padded[a : a + _ROWS], weight, bias) for a in range(0, padded.shape[0], _ROWS)]
-    return torch.cat(out)[:rows] if out else x.new_zeros(0, weight.shape[0])
+    return torch.cat(out)[:rows, :columns] if out else x.new_zeros(0, columns)
 
 
 def attention(

@@ -1,0 +1,182 @@
+"""Attention calls over pages, as a runner would make them: NaN in every slot that nothing lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from sash.ops.attention_reference import dense_attention
+from sash.ops.paged import PagedBatch, Segment
+from sash.spec.span import BoundSpan
+
+# Of output and log-sum-exp against float32 on the same inputs; bfloat16 rounds weights and result to 8 bits.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One request in a step. Keys from ``kv_start`` on are in hand, those before it in the pool;
+    ``hand`` False: all are. ``extra`` more rows than the window needs are listed."""
+
+    bound: BoundSpan
+    kv_start: int
+    q_start: int
+    end: int
+    hand: bool = True
+    extra: int = 0
+    run: bool = False
+
+    def past(self) -> torch.Tensor:
+        """Positions of the keys in the pool."""
+        stop = self.kv_start if self.hand else self.end
+        first = self.bound.first(min(self.q_start, self.end - 1))
+        first = max(0, min(first, stop) - self.extra)
+        return torch.cat([torch.arange(min(self.bound.sinks, first)), torch.arange(first, stop)])
+
+
+@dataclass
+class Call:
+    """Arguments of an attention op."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    k_pool: torch.Tensor
+    v_pool: torch.Tensor
+    batch: PagedBatch
+    scale: float
+    softcap: float = 0.0
+    sink_logits: torch.Tensor | None = None
+
+    def run(self, attention: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and log-sum-exp of an op."""
+        return attention(
+            self.q,
+            self.k,
+            self.v,
+            self.k_pool,
+            self.v_pool,
+            self.batch,
+            scale=self.scale,
+            softcap=self.softcap,
+            sink_logits=self.sink_logits,
+        )
+
+
+def rows(request: int, positions: torch.Tensor, heads: int, dim: int, what: int) -> torch.Tensor:
+    """Random [n, heads, dim] that depends on request and position alone, wherever the rows are kept."""
+    if not len(positions):
+        return torch.zeros(0, heads, dim)
+    generator = torch.Generator().manual_seed(1000 * request + what)
+    return torch.randn(int(positions.max()) + 1, heads, dim, generator=generator)[positions]
+
+
+def _page_order(parts: Sequence[Part], counts: Sequence[int]) -> torch.Tensor:
+    """A page for every page index of every part, shuffled over all parts but those that run in order."""
+    order = torch.arange(sum(counts))
+    loose = torch.cat([torch.full((n,), not part.run) for part, n in zip(parts, counts, strict=True)])
+    shuffled = torch.randperm(int(loose.sum()), generator=torch.Generator().manual_seed(7))
+    order[loose] = order[loose][shuffled]
+    return order
+
+
+def make_call(
+    parts: Sequence[Part],
+    *,
+    heads: int = 2,
+    folded: int = 2,
+    dim: int = 8,
+    v_dim: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    page: int = 4,
+    names: Sequence[int] | None = None,
+    softcap: float = 0.0,
+    sink_logits: torch.Tensor | None = None,
+) -> Call:
+    """A call for ``parts``; ``names`` are the requests' numbers, which decide their random values."""
+    v_dim = dim if v_dim is None else v_dim
+    names = range(len(parts)) if names is None else names
+    counts = [-(-part.end // page) + 2 for part in parts]
+    pages = sum(counts)
+    order = _page_order(parts, counts)
+    k_pool = torch.full((heads, pages * page, dim), math.nan, dtype=dtype)
+    v_pool = torch.full((heads, pages * page, v_dim), math.nan, dtype=dtype)
+    qs, ks, vs, segments = [], [], [], []
+    q_row = kv_row = taken = 0
+    for name, part in zip(names, parts, strict=True):
+        past, hand = part.past(), torch.arange(part.kv_start, part.end if part.hand else part.kv_start)
+        queries = torch.arange(part.q_start, part.end)
+        slots = order[taken + past // page] * page + past % page
+        taken += counts[len(segments)]
+        keys = rows(name, torch.cat([past, hand]), heads, dim, 1).to(dtype)
+        values = rows(name, torch.cat([past, hand]), heads, v_dim, 2).to(dtype)
+        k_pool[:, slots] = keys[: len(past)].transpose(0, 1)
+        v_pool[:, slots] = values[: len(past)].transpose(0, 1)
+        ks.append(keys[len(past) :])
+        vs.append(values[len(past) :])
+        qs.append(rows(name, queries, heads * folded, dim, 3).to(dtype))
+        kv_start = part.kv_start if part.hand else part.end
+        segments.append(
+            Segment(part.bound, q_row, part.q_start, len(queries), kv_row, kv_start, len(hand), past, slots)
+        )
+        q_row, kv_row = q_row + len(queries), kv_row + len(hand)
+    return Call(
+        torch.cat(qs),
+        torch.cat(ks),
+        torch.cat(vs),
+        k_pool,
+        v_pool,
+        PagedBatch(tuple(segments)),
+        1.7 / dim**0.5,
+        softcap,
+        sink_logits,
+    )
+
+
+@lru_cache
+def _visible(bound: BoundSpan, queries: range, keys: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor([[bound.visible(q, k) for k in keys] for q in queries])
+
+
+def dense(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by one masked product per segment, in float32; the mask asks ``visible`` for each pair."""
+    heads = call.k_pool.shape[0]
+    folded = call.q.shape[1] // heads
+    out = torch.zeros(call.q.shape[0], call.q.shape[1], call.v.shape[2])
+    lse = torch.zeros(out.shape[:2])
+    for seg in call.batch.segments:
+        hand = slice(seg.kv_row, seg.kv_row + seg.kv_count)
+        keys = torch.cat([call.k_pool[:, seg.past_slots], call.k[hand].transpose(0, 1)], 1)
+        values = torch.cat([call.v_pool[:, seg.past_slots], call.v[hand].transpose(0, 1)], 1)
+        positions = [*seg.past_positions.tolist(), *range(seg.kv_start, seg.kv_start + seg.kv_count)]
+        if not seg.q_count:
+            continue
+        mask = _visible(seg.bound, range(seg.q_start, seg.q_start + seg.q_count), tuple(positions))
+        queries = slice(seg.q_row, seg.q_row + seg.q_count)
+        got, total = dense_attention(
+            call.q[queries].transpose(0, 1),
+            keys.repeat_interleave(folded, 0),
+            values.repeat_interleave(folded, 0),
+            mask,
+            scale=call.scale,
+            softcap=call.softcap,
+        )
+        if call.sink_logits is not None:
+            got = got * torch.sigmoid(total - call.sink_logits[:, None].float()).unsqueeze(-1)
+        out[queries], lse[queries] = got.transpose(0, 1), total.T
+    return out.to(call.q.dtype), lse
+
+
+def assert_close(
+    got: tuple[torch.Tensor, torch.Tensor | None], wanted: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype
+) -> None:
+    """Outputs and log-sum-exps agree, and nothing is NaN."""
+    for a, b in zip(got, wanted, strict=True):
+        assert a is not None and a.dtype == b.dtype and a.shape == b.shape
+        assert bool(torch.isfinite(a).all())
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
