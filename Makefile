@@ -67,7 +67,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.test
-	$(BIN)/sash bench offline
+	$(BIN)/sash bench offline --record docs/records/bench.jsonl
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*

@@ -9,6 +9,7 @@ import typer
 import typer.core
 
 from sash import __version__
+from sash.cli.bench import offline
 from sash.cli.chat import chat
 from sash.cli.generate import generate
 from sash.cli.inspect import inspect
@@ -40,6 +41,7 @@ app.command("generate")(generate)
 app.command("chat")(chat)
 app.command("inspect")(inspect)
 app.add_typer(bench_app, name="bench")
+bench_app.command("offline")(offline)
 
 
 @bench_app.callback()
