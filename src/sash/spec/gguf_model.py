@@ -108,7 +108,8 @@ class _Translation:
     def count(self, key: str) -> int:
         value = self.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.error(key, f"must be a whole number of 1 or more, is {'missing' if value is None else value!r}")
+            state = "missing" if value is None else repr(value)
+            raise self.error(key, f"must be a whole number of 1 or more, is {state}")
         return value
 
     def number(self, key: str, default: float) -> float:

@@ -14,19 +14,13 @@ from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
+from sash.spec.errors import ModelError
+from sash.spec.locate import cache_dir
+
 MAGIC = b"sash-cache-1\n"
 DIGEST_BYTES = 16
 
 _log = logging.getLogger(__name__)
-
-
-def cache_dir() -> Path:
-    """SASH_CACHE_DIR, or ``sash`` in XDG_CACHE_HOME or ~/.cache."""
-    own = os.environ.get("SASH_CACHE_DIR")
-    if own:
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "sash"
 
 
 def cached(kind: str, key: str, build: Callable[[], bytes]) -> bytes:
@@ -34,7 +28,11 @@ def cached(kind: str, key: str, build: Callable[[], bytes]) -> bytes:
 
     A folder that can't be written costs time, not the answer: a warning is logged.
     """
-    path = cache_dir() / f"{kind}-{key}"
+    try:
+        path = cache_dir() / f"{kind}-{key}"
+    except ModelError as error:
+        _log.warning("%s", error)
+        return build()
     data = _read(path)
     if data is None:
         data = build()
@@ -60,7 +58,6 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from tokenizers import Tokenizer as InnerTokenizer
 
 from sash.spec.errors import ModelError
 from sash.spec.gguf import open_gguf
+from sash.spec.load import read_json
 from sash.text.base import Tokenizer
 from sash.text.bpe import bpe_from_gguf
 from sash.text.fast import FastTokenizer
@@ -61,15 +61,7 @@ def _from_folder(folder: Path) -> FastTokenizer:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{file} isn't valid JSON ({error}); copy or download it again") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{file} must be a JSON object; copy or download it again")
-    return value
+    return dict(read_json(file)) if file.is_file() else {}
 
 
 def _content(token: str | dict[str, Any] | None) -> str | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,12 +98,24 @@ def load_gguf(
     )
     sizes = {name: _row_bytes(header, part) * part.shape[0] for name, part in parts.items()}
     total, done, weights = sum(sizes.values()), 0, {}
-    for name, part in parts.items():
-        weights[name] = _decode(header, part, dtype).to(device)
-        done += sizes[name]
-        if progress is not None:
-            progress(name, done, total)
+    with _one_thread():
+        for name, part in parts.items():
+            weights[name] = _decode(header, part, dtype).to(device)
+            done += sizes[name]
+            if progress is not None:
+                progress(name, done, total)
     return weights
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Decoding is thousands of short operations: on a busy machine their barriers cost a hundred times the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def map_tensors(header: GgufHeader, spec: ModelSpec) -> dict[str, Part]:
