@@ -296,7 +296,7 @@ class _GroupStep:
 def _segment(table: TableStep, item: StepItem, rows: _Rows, q_row: int, kv_row: int, single: bool) -> Segment:
     """What one item's queries attend to. ``single``: its one row is in the pool before it attends."""
     first_query, kv_start = rows.leave, item.end if single else rows.enter
-    first = table.bound.first(min(first_query, item.end - 1))
+    first = table.bound.first_of(first_query, item.end)
     sinks = min(table.bound.sinks, first)
     past = np.concatenate([np.arange(sinks), np.arange(first, max(kv_start, first))])
     past = past[past < kv_start]

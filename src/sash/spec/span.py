@@ -121,6 +121,13 @@ class BoundSpan:
             case SpanKind.PREFILL_WINDOW:
                 return max(0, q - span.window + 1) if q < self.prompt_tokens else 0
 
+    def first_of(self, start: int, end: int) -> int:
+        """First position, sinks apart, that any query in start … end - 1 sees (``start`` below ``end``).
+
+        ``first`` never falls as q grows, except where a prefill window opens at the end of the prompt.
+        """
+        return min(self.first(start), self.first(end - 1))
+
     def last(self, q: int) -> int:
         """Last position that the query at ``q`` sees (itself: sash is causal)."""
         return q
@@ -132,8 +139,7 @@ class BoundSpan:
     def retained_from(self, computed: int) -> int:
         """First position, sinks apart, that any query at ``computed`` or later can see.
 
-        ``first`` never falls as q grows, except where a prefill window opens at the end of the
-        prompt: there every row is retained.
+        A prefill window opens at the end of the prompt, so there every row is retained.
         """
         if self.span.kind is SpanKind.PREFILL_WINDOW:
             return 0
