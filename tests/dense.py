@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -10,6 +11,7 @@ from sash.models.decoder import Attend
 from sash.ops import reference, torch_ops
 from sash.ops.base import Ops
 from sash.spec.model import ModelSpec
+from sash.spec.span import BoundSpan
 
 
 def _no_attention(*args: object, **kwargs: object) -> tuple[torch.Tensor, None]:
@@ -30,15 +32,17 @@ OPS = {
 }
 
 
-def dense_attend(spec: ModelSpec, queries: Sequence[Sequence[int]], keys: Sequence[Sequence[int]]) -> Attend:
+def dense_attend(
+    spec: ModelSpec, queries: Sequence[Sequence[int]], keys: Sequence[Sequence[int]], prompt_tokens: int = 0
+) -> Attend:
     """Attention of one request; ``queries`` and ``keys`` are the positions of the rows at each layer."""
 
     def attend(
         layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
         own = spec.layers[layer]
-        span, groups = own.span.bind(prompt_tokens=0), own.num_heads // own.num_kv_heads
-        seen = torch.tensor([[span.visible(i, j) for j in keys[layer]] for i in queries[layer]])
+        groups = own.num_heads // own.num_kv_heads
+        seen = _mask(own.span.bind(prompt_tokens), tuple(queries[layer]), tuple(keys[layer]))
         out = torch.empty(q.shape[0], own.num_heads, own.v_head_dim)
         for head in range(own.num_heads):
             kv = head // groups
@@ -54,7 +58,13 @@ def dense_attend(spec: ModelSpec, queries: Sequence[Sequence[int]], keys: Sequen
     return attend
 
 
-def attend_all(spec: ModelSpec, count: int) -> Attend:
+@lru_cache(maxsize=64)
+def _mask(bound: BoundSpan, queries: tuple[int, ...], keys: tuple[int, ...]) -> torch.Tensor:
+    """Who sees whom: bool [queries, keys], asked one by one."""
+    return torch.tensor([[bound.visible(q, k) for k in keys] for q in queries])
+
+
+def attend_all(spec: ModelSpec, count: int, prompt_tokens: int = 0) -> Attend:
     """Attention of one request whose ``count`` rows, from position 0, are all in hand."""
     rows = [range(count)] * len(spec.layers)
-    return dense_attend(spec, rows, rows)
+    return dense_attend(spec, rows, rows, prompt_tokens)
