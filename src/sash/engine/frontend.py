@@ -168,7 +168,8 @@ class Frontend:
         if text is None:
             return "", None
         early = max(params.min_tokens - len(answer.output.token_ids), 0)
-        piece = text.push(update.token_ids[:early], check_stop=False) + text.push(update.token_ids[early:])
+        piece = text.push(update.token_ids[:early], check_stop=False) if early else ""
+        piece += text.push(update.token_ids[early:])
         if text.stopped is None and update.finish_reason is not None:
             piece += text.finish()
         return piece, text.stopped

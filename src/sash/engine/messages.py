@@ -72,7 +72,14 @@ def decode(data: bytes) -> Message:
     Raises:
         ValueError: not such a message.
     """
-    kind, body = json.loads(data)
+    try:
+        kind, body = json.loads(data)
+        return _make(kind, body)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"not a message: {error}") from error
+
+
+def _make(kind: str, body: dict[str, Any]) -> Message:
     if kind not in _KINDS:
         raise ValueError(f"unknown message {kind!r}")
     if kind == "CancelRequest":
