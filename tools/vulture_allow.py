@@ -13,3 +13,11 @@ _.debug
 _.include_stop_str_in_output
 _.ignore_eos
 _.skip_special_tokens
+
+# Attributes of tokenizers' objects that its library reads; jinja reads an extension's.
+_.encode_special_tokens
+_.pre_tokenizer
+_.post_processor
+_.ignore_merges
+_.tags
+_.parse

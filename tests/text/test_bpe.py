@@ -112,3 +112,23 @@ def test_user_defined_tokens_always_match_and_control_tokens_when_parsed(tmp_pat
 def test_a_broken_bpe_file_is_refused(tmp_path: Path, keys: Any, why: str) -> None:
     with pytest.raises(ModelError, match=why):
         load_tokenizer(bpe_file(tmp_path, keys, ["hi"]))
+
+
+@pytest.mark.parametrize(("pre", "want"), [("llama-bpe", ["ab"]), ("qwen2", ["a", "b"])])
+def test_llama_3_takes_a_word_that_is_a_token_without_merging(tmp_path: Path, pre: str, want: list[str]) -> None:
+    alphabet = list(byte_alphabet())
+    keys = {
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [*alphabet, "ab", "cd"],
+        "tokenizer.ggml.merges": ["c d"],
+        "tokenizer.ggml.token_type": np.array([1] * 258, np.int32),
+        "tokenizer.ggml.bos_token_id": None,
+        "tokenizer.ggml.eos_token_id": None,
+    }
+    assert pieces(load_tokenizer(bpe_file(tmp_path, keys)), "ab") == want
+
+
+@pytest.mark.parametrize(("pre", "want"), [("qwen2", "\u00e9"), ("llama-bpe", "e\u0301")])
+def test_qwen_composes_characters(tmp_path: Path, pre: str, want: str) -> None:
+    tokenizer = load_tokenizer(bpe_file(tmp_path, {"tokenizer.ggml.pre": pre}))
+    assert tokenizer.decode(tokenizer.encode("e\u0301")) == want

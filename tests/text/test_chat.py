@@ -73,6 +73,8 @@ def test_a_refusal_by_the_template_is_the_requests_error() -> None:
         render("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(RequestError, match="don't fit the model's chat template"):
         render("{{ messages[0]['content'] + 1 }}")
+    with pytest.raises(RequestError, match="by zero"):
+        render("{{ 1 // 0 }}")
 
 
 def test_a_template_that_is_no_jinja_is_the_models_error() -> None:

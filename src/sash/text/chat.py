@@ -71,7 +71,7 @@ def render_chat(
     }
     try:
         return compiled.render(names | variables)
-    except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+    except Exception as error:  # a template is code: it may raise anything
         raise RequestError(f"messages don't fit the model's chat template: {error}") from error
 
 
