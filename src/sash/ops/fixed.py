@@ -59,7 +59,8 @@ def attention(
             part, total = _rows(seg, a, count, block_q, blocks, scale, softcap)
             out[rows], lse[rows] = part[:count], total[:count]
     if sink_logits is not None:
-        out *= torch.sigmoid(lse - sink_logits.float().view(heads, folded)).unsqueeze(-1)
+        # torch.sigmoid rounds by an element's place in the tensor; exp, + and / don't.
+        out /= 1 + torch.exp(sink_logits.float().view(heads, folded) - lse).unsqueeze(-1)
     return out.flatten(1, 2).to(q.dtype), lse.flatten(1)
 
 
