@@ -101,11 +101,11 @@ class Transformers:
         """See ``Contestant``."""
         cache = self._cache(config=self._model.config)
         started = time.perf_counter()
-        out = self._model(torch.tensor([list(prompt)]), past_key_values=cache, logits_to_keep=1)
+        out = self._model(torch.tensor([list(prompt)]), cache=cache, logits_to_keep=1)
         token = out.logits[:, -1].argmax(-1, keepdim=True)
         first, tokens = time.perf_counter(), [int(token)]
         for _ in range(new_tokens - 1):
-            out = self._model(token, past_key_values=cache)
+            out = self._model(token, cache=cache)
             token = out.logits[:, -1].argmax(-1, keepdim=True)
             tokens.append(int(token))
         return Timing(first - started, time.perf_counter() - first, tuple(tokens))

@@ -125,7 +125,8 @@ class EngineConfig:
         ratio, hybrid = self.swa_full_tokens_ratio, self.hybrid_kvcache_ratio
         if ratio is not None and not 0 < ratio <= 1:
             raise ConfigError(
-                f"swa_full_tokens_ratio must be above 0 and at most 1, got {ratio}; 0.8 is usual, leaving it out computes it"
+                f"swa_full_tokens_ratio must be above 0 and at most 1, got {ratio}; "
+                "0.8 is usual, leaving it out computes the split"
             )
         if hybrid is not None and not 0 <= hybrid <= 1:
             raise ConfigError(f"hybrid_kvcache_ratio must be between 0 (uniform) and 1 (rings), got {hybrid}")

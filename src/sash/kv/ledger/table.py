@@ -149,7 +149,7 @@ class PageTable:
 
     def _copied_by_fork(self, column: int, length: int) -> bool:
         whole_pages = length // self.shape.page_size
-        return self.bound.span.bounded and column >= self.shape.pin or column >= whole_pages
+        return (self.bound.span.bounded and column >= self.shape.pin) or column >= whole_pages
 
     def release(self) -> None:
         """Give every page and the rest of the promise back."""
