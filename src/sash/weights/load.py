@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from sash.spec.errors import ModelError
 from sash.spec.model import ModelSpec
 
 
@@ -18,7 +17,7 @@ def load_weights(
     device: torch.device,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Read the weights of ``spec`` from a ``.gguf`` file or a folder of safetensors.
+    """Read the weights of ``spec`` from a GGUF file or a folder of safetensors.
 
     Args:
         path: the file or folder.
@@ -31,14 +30,12 @@ def load_weights(
         Exactly the names and shapes of ``expected_weights(spec)``.
 
     Raises:
-        ModelError: the format is unknown, or the weights don't fit the spec.
+        ModelError: it is neither, or the weights don't fit the spec.
     """
-    if path.suffix == ".gguf":
-        from sash.weights.gguf import load_gguf
-
-        return load_gguf(path, spec, dtype, device, progress)
     if path.is_dir():
         from sash.weights.safetensors import load_safetensors
 
         return load_safetensors(path, spec, dtype, device, progress)
-    raise ModelError(f"no weights at {path}: it must be a .gguf file or a folder that holds safetensors")
+    from sash.weights.gguf import load_gguf
+
+    return load_gguf(path, spec, dtype, device, progress)
