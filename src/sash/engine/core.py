@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from sash.ops.sampling import sampler_state
 from sash.scheduler.plan import StepItem, StepPlan
 from sash.scheduler.scheduler import Scheduler, Ticket
 from sash.spec.config import ResolvedConfig
-from sash.spec.errors import RequestError
+from sash.spec.errors import LedgerError, RequestError
 from sash.spec.footprint import page_bytes, uniform_bytes
 
 log = structlog.get_logger()
@@ -154,7 +155,11 @@ class EngineCore:
             self._finish(request.answer_id, "cancelled")
 
     def step(self) -> list[Update]:
-        """One step: schedule, run, settle; returns the news. Never raises for a request's sake."""
+        """One step: schedule, run, settle; returns the news. Never raises for a request's sake.
+
+        Raises:
+            LedgerError: no request can run although some wait, which is a defect.
+        """
         self._expire()
         plan = self.scheduler.schedule()
         if plan is not None:
@@ -163,12 +168,17 @@ class EngineCore:
                 result = self.runner.run(plan, self._sequences)
             except Exception as error:
                 self._recover(plan, error)
+            except BaseException:  # Ctrl-C: the step is undone, so that the engine can go on
+                self.scheduler.fail(plan, blame=False)
+                raise
             else:
                 self.scheduler.settle(plan)
                 for item in plan.items:
                     self._settle(item, result)
             if self.config.options.debug:
                 self.scheduler.check()
+        elif self._sequences and not self._updates:
+            raise LedgerError("requests are waiting, none runs, and none can be admitted")
         updates, self._updates = self._updates, []
         return updates
 
@@ -248,6 +258,7 @@ class EngineCore:
         text = f"{type(error).__name__}: {error}"
         failed = self.scheduler.fail(plan)
         log.warning("step_failed", error=text, requests=len(plan.items), failed=failed)
+        log.debug("step_failed", traceback="".join(traceback.format_exception(error)))
         for answer_id in failed:
             self._finish(answer_id, "error", f"the step raised twice: {text}")
 

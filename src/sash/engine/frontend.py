@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from sash.engine.messages import AddRequest, CancelRequest, Update
 from sash.engine.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
-from sash.ops.sampling import _mix
 from sash.spec.errors import RequestError
 from sash.spec.model import ModelSpec
-from sash.spec.sampling import SamplingParams, TokenLogprobs
+from sash.spec.sampling import SamplingParams, TokenLogprobs, mix64
 from sash.text.base import Tokenizer
 from sash.text.detokenize import IncrementalText
 
@@ -67,13 +66,13 @@ class Frontend:
         text, ids = self._tokenize(prompt)
         number = self._count
         self._count += 1
-        seed = _mix(self._seed ^ _mix(number)) if params.seed is None else params.seed
+        seed = mix64(self._seed ^ mix64(number)) if params.seed is None else params.seed
         stop_ids = () if params.ignore_eos else self._spec.stop_token_ids
         message = AddRequest(
             answer_ids=tuple(f"{number}.{i}" for i in range(params.n)),
             prompt_token_ids=tuple(ids),
             params=params,
-            seeds=tuple(seed if i == 0 else _mix(seed ^ _mix(i)) for i in range(params.n)),
+            seeds=tuple(seed if i == 0 else mix64(seed ^ mix64(i)) for i in range(params.n)),
             stop_token_ids=tuple(dict.fromkeys((*stop_ids, *params.stop_token_ids))),
         )
         outputs = [CompletionOutput(i, logprobs=None if params.logprobs is None else []) for i in range(params.n)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sash.spec.sampling import SamplingParams, TokenLogprobs
+from sash.spec.sampling import SamplingParams, TokenLogprobs, mix64
 
 _MASK64 = (1 << 64) - 1
 # Candidates that nucleus sampling looks at before it falls back to the whole vocabulary.
@@ -156,19 +156,11 @@ def _nucleus(
 
 def gumbel(seed: int, position: int, ids: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise [n] float32 for token ids [n]: a pure function of seed, position and id."""
-    key = _mix(_mix(seed & _MASK64) ^ (position + 0x9E3779B97F4A7C15 & _MASK64))
+    key = mix64(mix64(seed) ^ (position + 0x9E3779B97F4A7C15))
     bits = _mix_tensor(ids.to(torch.int64) + _signed(key))
     # 52 bits, moved by half a step: strictly between 0 and 1.
     uniform = ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
     return -torch.log(-torch.log(uniform)).float()
-
-
-def _mix(x: int) -> int:
-    """The finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
-    x = (x + 0x9E3779B97F4A7C15) & _MASK64
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK64
-    return x ^ (x >> 31)
 
 
 def _signed(x: int) -> int:
@@ -177,7 +169,7 @@ def _signed(x: int) -> int:
 
 
 def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
-    """``_mix`` on int64 tensors, whose products wrap and whose shifts must be made logical."""
+    """``mix64`` on int64 tensors, whose products wrap and whose shifts must be made logical."""
     x = x + _signed(0x9E3779B97F4A7C15)
     x = (x ^ _logical_shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _logical_shift(x, 27)) * _signed(0x94D049BB133111EB)

@@ -224,10 +224,10 @@ class Scheduler:
                 ticket.known += item.samples
                 ticket.unsettled -= item.samples
 
-    def fail(self, plan: StepPlan) -> list[str]:
+    def fail(self, plan: StepPlan, *, blame: bool = True) -> list[str]:
         """The step raised. Requests run again, each alone and once: from the same row where every
         row they need is still there, else from position 0. Returns those that had already run alone;
-        the caller removes them.
+        the caller removes them. Without ``blame`` (the step was interrupted) all just run again.
         """
         failed: list[str] = []
         for item in plan.items:
@@ -236,11 +236,12 @@ class Scheduler:
             ticket = self.find(item.request_id)
             if ticket is None:
                 continue
-            if ticket.alone:
+            if blame and ticket.alone:
                 failed.append(item.request_id)
                 continue
             ticket.unsettled -= item.samples
-            ticket.alone_until = item.end
+            if blame:
+                ticket.alone_until = item.end
             if self.ledger.repeatable(item.request_id, item.start):
                 ticket.scheduled = item.start
             else:

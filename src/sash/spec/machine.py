@@ -60,6 +60,8 @@ def _cgroup_left() -> int | None:
 
 def _cpu_has_bf16() -> bool:
     try:
-        return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+        words = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:
         return False
+    # x86 has two extensions for it; Arm calls its own bf16.
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})

@@ -10,6 +10,7 @@ from typing import Any
 from sash.spec.errors import RequestError
 
 MAX_LOGPROBS = 100
+_MASK64 = (1 << 64) - 1
 # Beyond this a float32 logit may overflow.
 MAX_NUMBER = 1e30
 
@@ -200,3 +201,11 @@ class TokenLogprobs:
     rank: int
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+
+
+def mix64(x: int) -> int:
+    """The finaliser of SplitMix64 (Steele et al., OOPSLA 2014): any integer, folded to 64 well-mixed bits."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK64
+    return x ^ (x >> 31)
