@@ -9,7 +9,7 @@ import torch
 
 from sash.models.decoder import Attend
 from sash.ops import reference, torch_ops
-from sash.ops.base import Ops
+from sash.ops.base import Ops, as_is
 from sash.spec.model import ModelSpec
 from sash.spec.span import BoundSpan
 
@@ -27,6 +27,7 @@ OPS = {
         rope=module.rope,
         gated=module.gated,
         attention=_no_attention,
+        pack=getattr(module, "pack", as_is),
     )
     for module in (reference, torch_ops)
 }

@@ -114,3 +114,20 @@ def test_gated(activation: Activation, kind: tuple[torch.dtype, float]) -> None:
     close(reference.gated(x, activation), wanted, tolerance)
     close(torch_ops.gated(x, activation), wanted, tolerance)
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9, 200])
+def test_a_packed_weight_gives_the_same_product(rows: int) -> None:
+    x, weight = random(rows, 33, dtype=torch.bfloat16), random(19, 33, seed=1, dtype=torch.bfloat16)
+    bias = random(19, seed=2, dtype=torch.bfloat16)
+    packed = torch_ops.pack(weight)
+    for one in (bias, None):
+        wanted = torch_ops.linear(x, weight, one)
+        if rows:
+            close(torch_ops.linear(x, packed, one), wanted, 1e-2)
+        assert torch_ops.linear(x, packed, one).shape == wanted.shape
+
+
+def test_only_bfloat16_is_packed() -> None:
+    weight = random(19, 33)
+    assert torch_ops.pack(weight) is weight

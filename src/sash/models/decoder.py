@@ -46,7 +46,9 @@ class Decoder:
         self.spec = spec
         self._embed = weights.pop("embed")
         self.dtype, self.device = self._embed.dtype, self._embed.device
-        self._head = self._embed if spec.tied_embeddings else weights.pop("head")
+        # Packing copies: a tied head costs its own memory again where the table packs. Rows are looked
+        # up in the plain embedding, and the head is the largest product of a decoding step.
+        self._head = ops.pack(self._embed if spec.tied_embeddings else weights.pop("head"))
         self._linear = ops.linear
         self._norm = _norm_function(spec, ops)
         self._final_norm = _norm_weight(spec, weights.pop("final_norm"))
@@ -68,8 +70,8 @@ class Decoder:
             positions: [N] int64, absolute in each row's request.
             attend: attention of one layer; see ``Attend``. Called once per layer, in order.
             narrow: layer to the rows (int64, ascending, into the rows that enter that layer) whose output is
-                still wanted. That layer's K and V are computed for all entering rows; its queries,
-                and everything above, for the wanted rows only.
+                still wanted. That layer's K and V are computed for all entering rows; its attention
+                and everything above for the wanted rows only.
 
         Returns:
             [N', hidden] after the final norm, in the weights' dtype; N' rows are left by ``narrow``.
@@ -110,9 +112,9 @@ class _Layer:
         self.head_dim, self.v_head_dim = layer.head_dim, layer.v_head_dim
         self.q_out, self.k_out = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         self.v_out = layer.num_kv_heads * layer.v_head_dim
-        self.qkv = fuse(own, "q", "k", "v")
+        self.qkv = ops.pack(fuse(own, "q", "k", "v"))
         self.qkv_bias = fuse(own, "q_bias", "k_bias", "v_bias") if spec.qkv_bias else None
-        self.o, self.o_bias = own.pop("o"), own.pop("o_bias") if spec.o_bias else None
+        self.o, self.o_bias = ops.pack(own.pop("o")), own.pop("o_bias") if spec.o_bias else None
         self.sinks = own.pop("sinks").float() if layer.learned_sinks else None
         self._set_norms(spec, layer, own)
         self.rope = None if layer.rope is None else ropes.setdefault(layer.rope, len(ropes))
@@ -162,16 +164,14 @@ class _Layer:
         self, x: torch.Tensor, angles: Angles, keep: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries of the kept rows, keys and values of all rows, normed and rotated."""
+        joint, v = self.linear(x, self.qkv, self.qkv_bias).split((self.q_out + self.k_out, self.v_out), dim=-1)
+        norm = self.head_norm
         if keep is None:
-            joint, v = self.linear(x, self.qkv, self.qkv_bias).split((self.q_out + self.k_out, self.v_out), dim=-1)
-            placed = self._place(joint, self.head_norm, self.full_norms, angles)
+            placed = self._place(joint, norm, self.full_norms, angles)
             q, k = placed.split((self.heads, self.kv_heads), dim=1)
         else:
-            q_bias = None if self.qkv_bias is None else self.qkv_bias[: self.q_out]
-            kv_bias = None if self.qkv_bias is None else self.qkv_bias[self.q_out :]
-            wanted = self.linear(x.index_select(0, keep), self.qkv[: self.q_out], q_bias)
-            keys, v = self.linear(x, self.qkv[self.q_out :], kv_bias).split((self.k_out, self.v_out), dim=-1)
-            norm = self.head_norm
+            # One product for all rows, though some queries go unused: a packed weight can't be sliced.
+            wanted, keys = joint[:, : self.q_out].index_select(0, keep), joint[:, self.q_out :]
             q_norm, k_norm = (None, None) if norm is None else (norm[: self.heads], norm[self.heads :])
             q = self._place(wanted, q_norm, self.full_norms[:1], _rows(angles, keep))
             k = self._place(keys, k_norm, self.full_norms[1:], angles)

@@ -19,9 +19,9 @@ class GatedMlp:
     def __init__(self, spec: MlpSpec, weights: dict[str, torch.Tensor], ops: Ops) -> None:
         self.linear, self.gated = ops.linear, ops.gated
         self.activation = spec.activation
-        self.gate_up = fuse(weights, "gate", "up")
+        self.gate_up = ops.pack(fuse(weights, "gate", "up"))
         self.gate_up_bias = fuse(weights, "gate_bias", "up_bias") if spec.bias else None
-        self.down = weights.pop("down")
+        self.down = ops.pack(weights.pop("down"))
         self.down_bias = weights.pop("down_bias") if spec.bias else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,9 +42,9 @@ class MoeMlp:
         self.spec, self.ops = spec, ops
         self.router = weights.pop("router")
         self.router_bias = weights.pop("router_bias") if spec.router_bias else None
-        self.gate_up = fuse(weights, "gate", "up", dim=1)
+        self.gate_up = [ops.pack(one) for one in fuse(weights, "gate", "up", dim=1)]
         self.gate_up_bias = fuse(weights, "gate_bias", "up_bias", dim=1) if spec.bias else None
-        self.down = weights.pop("down")
+        self.down = [ops.pack(one) for one in weights.pop("down")]
         self.down_bias = weights.pop("down_bias") if spec.bias else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

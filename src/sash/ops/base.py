@@ -12,6 +12,11 @@ from dataclasses import dataclass
 import torch
 
 
+def as_is(weight: torch.Tensor) -> torch.Tensor:
+    """The weight, unpacked: what a table does whose ``linear`` has no layout of its own."""
+    return weight
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """One implementation of every op.
@@ -21,6 +26,7 @@ class Ops:
     layer_norm(x [..., D], weight [D], eps) -> [..., D]                 no bias (Cohere)
     rope(x [N, H, D], cos [N, R/2], sin [N, R/2], interleaved: bool) -> [N, H, D]
     gated(gate_up [N, 2I], activation) -> [N, I]                        gate first, then up
+    pack(weight [out, in]) -> the weight as this table's linear reads it fastest; may be opaque
     attention: see ``sash.ops.attention``
     """
 
@@ -31,3 +37,4 @@ class Ops:
     rope: Callable[..., torch.Tensor]
     gated: Callable[..., torch.Tensor]
     attention: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+    pack: Callable[[torch.Tensor], torch.Tensor] = as_is

@@ -13,8 +13,22 @@ from sash.spec.model import Activation
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [N, in] times weight [out, in] plus bias [out]: [N, out] in x's dtype."""
+    """x [N, in] times weight [out, in], packed or not, plus bias [out]: [N, out] in x's dtype."""
+    if weight.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """A bfloat16 CPU weight [out, in] in oneDNN's own blocked layout, for ``linear``; others unchanged.
+
+    A plain weight is read in an order that suits no vector unit: packed, one to eight rows take
+    half to two thirds of the time. The result is opaque: it can't be sliced, and it is a copy.
+    """
+    packs = weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    if not packs or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return weight
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool) -> torch.Tensor:
