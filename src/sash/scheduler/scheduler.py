@@ -38,8 +38,8 @@ class Ticket:
 
     @property
     def remaining(self) -> int:
-        """Rows that could be scheduled now."""
-        return self.known + self.unsettled - self.scheduled
+        """Rows that could be scheduled now; the last token's row is never needed."""
+        return min(self.known + self.unsettled, self.max_tokens) - self.scheduled
 
     @property
     def decoding(self) -> bool:
