@@ -84,6 +84,8 @@ def test_temperature_0_takes_the_best_and_of_equals_the_first() -> None:
 def test_a_very_small_temperature_is_greedy(temperature: float) -> None:
     """Divided as they are, logits would overflow to an infinity that several of them share."""
     assert draws(SamplingParams(temperature=temperature), 20) == {1: 20}
+    huge = torch.tensor([0.9e30, 1e30, 0.0])
+    assert draws(SamplingParams(temperature=temperature), 20, huge) == {1: 20}
 
 
 @pytest.mark.parametrize(("top_k", "kept"), [(1, (1,)), (2, (1, 3)), (4, (1, 3, 4, 2)), (5, range(5)), (99, range(5))])
