@@ -1,0 +1,185 @@
+"""Pools, tables and the ledger: what they refuse, and that a refusal changes nothing. Without torch."""
+
+from __future__ import annotations
+
+import pytest
+from tests.properties.naive import demand
+
+from sash.kv.ledger.ledger import Ledger
+from sash.kv.ledger.pool import PagePool
+from sash.spec.errors import LedgerError, OutOfPagesError
+
+
+def test_a_pool_hands_out_each_page_once_and_lowest_first() -> None:
+    pool = PagePool(3)
+    assert [pool.take(promised=False) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(OutOfPagesError, match="no page is available"):
+        pool.take(promised=False)
+    pool.release(1)
+    assert pool.take(promised=False) == 1
+    pool.check()
+
+
+def test_a_shared_page_is_free_after_its_last_owner() -> None:
+    pool = PagePool(2)
+    page = pool.take(promised=False)
+    pool.retain(page)
+    pool.release(page)
+    assert pool.num_free == 1
+    pool.release(page)
+    assert pool.num_free == 2
+    with pytest.raises(LedgerError, match="page 0 is freed twice"):
+        pool.release(page)
+    with pytest.raises(LedgerError, match="page 0 is free and can't be shared"):
+        pool.retain(page)
+    pool.check()
+
+
+def test_promised_pages_are_nobody_elses() -> None:
+    pool = PagePool(4)
+    pool.promise(3)
+    with pytest.raises(OutOfPagesError, match="2 pages wanted, 1 available"):
+        pool.promise(2)
+    pool.take(promised=False)
+    with pytest.raises(OutOfPagesError):
+        pool.take(promised=False)
+    pool.take(promised=True)
+    pool.unpromise(2)
+    assert (pool.available, pool.promised) == (2, 0)
+    pool.check()
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda pool: pool._free.append(pool._free[0]), "twice"),
+        (lambda pool: pool._free.pop(), "disagree"),
+        (lambda pool: pool.refs.__setitem__(1, 1), "disagree"),
+        (lambda pool: setattr(pool, "promised", 9), "promised"),
+        (lambda pool: setattr(pool, "promised", -1), "promised"),
+    ],
+)
+def test_a_pool_notices_books_that_do_not_balance(harm: object, message: str) -> None:
+    pool = PagePool(3)
+    pool.take(promised=False)
+    pool.check()
+    harm(pool)  # type: ignore[operator]
+    with pytest.raises(LedgerError, match=message):
+        pool.check()
+
+
+def ledger(share: float = 1, mix: tuple[str, ...] = ("window", "full"), length: int = 40) -> Ledger:
+    need = demand(list(mix), page_size=4, max_model_len=length)
+    return Ledger(need, tuple(int(share * n) for n in need.request_pages()))
+
+
+def harm_columns(books: Ledger) -> None:
+    books._tables["a"][0].columns[0] = books._tables["a"][0].columns[1]
+
+
+def harm_promise(books: Ledger) -> None:
+    books._tables["a"][0].promise += 1
+
+
+def harm_reference(books: Ledger) -> None:
+    books.pools[1].retain(books._tables["a"][1].columns[0])
+
+
+def harm_size(books: Ledger) -> None:
+    books._tables["a"][0].columns.extend([books.pools[0].take(promised=False) for _ in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (harm_columns, "a page twice"),
+        (harm_promise, "promised in the window pool"),
+        (harm_reference, "the full pool counts references that no table has"),
+        (harm_size, "pages in a table of 0 \\+ 3"),
+    ],
+)
+def test_the_ledger_notices_tables_and_pools_that_disagree(harm: object, message: str) -> None:
+    books = ledger(share=2)
+    assert books.admit("a", 10, 10, 30)
+    assert books.reserve("a", 0, 10) is not None
+    books.check()
+    harm(books)  # type: ignore[operator]
+    with pytest.raises(LedgerError, match=message):
+        books.check()
+
+
+def test_admission_promises_windows_whole_and_full_pages_for_what_is_known() -> None:
+    books = ledger()
+    assert books.admit("a", 9, 9, 40)
+    assert [(p.group, p.promised, p.held) for p in books.stats()] == [("window", 3, 0), ("full", 3, 0)]
+    assert not books.admit("b", 2, 2, 3), "the window pool is short"
+    assert "b" not in books and books.requests == ("a",)
+    assert books.reserve("a", 0, 9) is not None
+    assert [(p.promised, p.held, p.peak) for p in books.stats()] == [(0, 3, 3), (0, 3, 3)]
+    assert books.request_pages("a") == books.private_pages("a") == {"window": 3, "full": 3}
+    books.release("a")
+    assert [(p.free, p.held, p.peak) for p in books.stats()] == [(3, 0, 3), (10, 0, 3)]
+    books.check()
+
+
+def test_a_short_request_is_promised_no_more_window_pages_than_its_tokens_need() -> None:
+    books = ledger()
+    assert books.admit("a", 2, 2, 4)
+    assert books.stats()[0].promised == 1
+
+
+def test_growth_that_finds_no_page_changes_nothing() -> None:
+    books = ledger(share=2)
+    assert books.admit("a", 40, 40, 40) and books.admit("b", 38, 38, 40)
+    assert books.reserve("a", 0, 40) is not None and books.reserve("b", 0, 38) is not None
+    books.release("a")
+    assert books.admit("c", 40, 40, 40)
+    before = [list(t.columns) for t in books._tables["b"]]
+    assert books.reserve("b", 38, 2) is not None, "the last page has room"
+    assert books._tables["b"][1].num_pages == 10 and [list(t.columns) for t in books._tables["b"]] == before
+    short = ledger()
+    assert short.admit("a", 3, 3, 40) and short.reserve("a", 0, 3) is not None
+    short.pools[1].promise(short.pools[1].available)
+    assert short.reserve("a", 3, 2) is None
+    assert short.request_pages("a") == {"window": 1, "full": 1}
+
+
+def test_what_could_never_run_is_told_with_its_pool() -> None:
+    books = ledger(share=0.5)
+    assert books.fits_ever(3, 4) is None
+    assert books.fits_ever(3, 30) == "it needs 3 pages of the window pool, which has 1"
+    assert ledger(mix=("full",), share=0.5).fits_ever(3, 40) == "it needs 10 pages of the full pool, which has 5"
+
+
+def test_a_fork_shares_whole_full_pages_and_copies_what_will_be_written_again() -> None:
+    books = ledger(share=3)
+    assert books.admit("a", 10, 10, 30) and books.reserve("a", 0, 10) is not None
+    copies = books.fork("a", "b", 10, 30)
+    assert copies is not None
+    window, full = copies
+    assert [source for source, _ in window] == [p for p in books._tables["a"][0].columns if p >= 0]
+    assert [source for source, _ in full] == [books._tables["a"][1].columns[2]]
+    assert books.request_pages("b") == {"window": 2, "full": 3}
+    assert books.private_pages("b") == {"window": 2, "full": 1}
+    books.check()
+    books.release("a")
+    assert books.private_pages("b") == {"window": 2, "full": 3}
+    books.release("b")
+    books.check()
+    assert [p.held for p in books.stats()] == [0, 0]
+
+
+def test_a_fork_that_finds_no_page_changes_nothing() -> None:
+    books = ledger()
+    assert books.admit("a", 10, 10, 30) and books.reserve("a", 0, 10) is not None
+    assert books.fork("a", "b", 10, 30) is None
+    assert books.requests == ("a",) and books.private_pages("a") == {"window": 2, "full": 3}
+    books.check()
+
+
+def test_whether_a_step_can_be_repeated() -> None:
+    books = ledger(length=200)
+    assert books.admit("a", 100, 100, 150)
+    assert books.reserve("a", 0, 30) is not None and books.repeatable("a", 0)
+    assert books.reserve("a", 30, 1) is not None and books.repeatable("a", 30)
+    assert books.reserve("a", 31, 40) is not None and not books.repeatable("a", 31), "the ring has gone round"
