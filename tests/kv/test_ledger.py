@@ -177,6 +177,32 @@ def test_a_fork_that_finds_no_page_changes_nothing() -> None:
     books.check()
 
 
+def test_a_shared_page_goes_on_in_a_fresh_one_and_its_live_rows_are_copied_first() -> None:
+    books = ledger(share=2)
+    assert books.admit("a", 10, 10, 30) and books.reserve("a", 0, 10) is not None
+    shared = [table.columns[2] for table in books._tables["a"]]
+    for pool, page in zip(books.pools, shared, strict=True):
+        pool.retain(page)  # as a kept window would
+    steps = books.reserve("a", 10, 1)
+    assert steps is not None
+    for step, pool, page in zip(steps, books.pools, shared, strict=True):
+        assert step.read[2] == page and step.write[2] != page
+        assert step.copies == ((page, step.write[2]),)
+        assert (pool.refs[page], pool.refs[step.write[2]]) == (1, 1)
+
+
+def test_a_dead_shared_page_is_left_without_a_copy() -> None:
+    books = ledger(share=2)
+    assert books.admit("a", 10, 10, 30) and books.reserve("a", 0, 12) is not None
+    table = books._tables["a"][0]
+    last = table.columns[2]
+    books.pools[0].retain(last)
+    assert books.reserve("a", 12, 1) is not None and books.reserve("a", 13, 7) is not None
+    steps = books.reserve("a", 20, 1)
+    assert steps is not None and steps[0].copies == () and steps[0].write[2] not in (last, -1)
+    assert books.pools[0].refs[last] == 1
+
+
 def test_whether_a_step_can_be_repeated() -> None:
     books = ledger(length=200)
     assert books.admit("a", 100, 100, 150)
