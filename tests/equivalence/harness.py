@@ -278,13 +278,16 @@ def build(
     fill: str | None = "nan",
     seed: int = 0,
 ) -> Rig:
-    """An engine over random weights. ``pages`` overrides the pools' sizes; ``fill`` None leaves memory alone."""
-    options = replace(options, dtype="float32", device="cpu", debug=True)
+    """An engine over random weights, float32 unless ``options`` say otherwise; its oracle is float32 always.
+    ``pages`` overrides the pools' sizes; ``fill`` None leaves memory alone."""
+    dtype = "float32" if options.dtype == "auto" else options.dtype
+    options = replace(options, dtype=dtype, device="cpu", debug=True)
     config = options.resolve(spec, MACHINE)
     if pages is not None:
         config = replace(config, pages=pages(config))
     with mock.patch.dict(os.environ, SASH_KERNELS=kernels):
-        core = assemble(spec, config, random_weights(spec, seed))
+        weights = {name: w.to(getattr(torch, dtype)) for name, w in random_weights(spec, seed).items()}
+        core = assemble(spec, config, weights)
     oracle = Decoder(spec, random_weights(spec, seed), OPS["reference"], max_model_len=config.max_model_len)
     rig = Rig(spec, config, core, oracle)
     if fill is not None:
