@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 
+from sash.kv.storage import Planes
 from sash.ops.attention_reference import dense_attention
 from sash.ops.paged import PagedBatch, Segment
 from sash.spec.span import BoundSpan
@@ -58,8 +60,7 @@ class Call:
             self.q,
             self.k,
             self.v,
-            self.k_pool,
-            self.v_pool,
+            Planes(self.k_pool, self.v_pool),
             self.batch,
             scale=self.scale,
             softcap=self.softcap,
@@ -84,21 +85,30 @@ def _page_order(parts: Sequence[Part], counts: Sequence[int]) -> torch.Tensor:
     return order
 
 
+@dataclass(frozen=True)
+class Shape:
+    """KV heads, query heads per KV head, head sizes, type and page of a call."""
+
+    heads: int = 2
+    folded: int = 2
+    dim: int = 8
+    v_dim: int | None = None
+    dtype: torch.dtype = torch.float32
+    page: int = 4
+
+
 def make_call(
     parts: Sequence[Part],
     *,
-    heads: int = 2,
-    folded: int = 2,
-    dim: int = 8,
-    v_dim: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    page: int = 4,
     names: Sequence[int] | None = None,
     softcap: float = 0.0,
     sink_logits: torch.Tensor | None = None,
+    **shape: Any,
 ) -> Call:
-    """A call for ``parts``; ``names`` are the requests' numbers, which decide their random values."""
-    v_dim = dim if v_dim is None else v_dim
+    """A call for ``parts``, of a ``Shape``; ``names`` are the requests' numbers, which decide their random values."""
+    want = Shape(**shape)
+    heads, folded, dim, dtype, page = want.heads, want.folded, want.dim, want.dtype, want.page
+    v_dim = dim if want.v_dim is None else want.v_dim
     names = range(len(parts)) if names is None else names
     counts = [-(-part.end // page) + 2 for part in parts]
     pages = sum(counts)

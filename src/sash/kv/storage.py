@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from sash.spec.groups import GroupSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """What one layer stores: k [H, slots, D] and v [H, slots, Dv], views of its pool."""
+
+    k: torch.Tensor
+    v: torch.Tensor
 
 
 class KVPool:
@@ -21,6 +31,7 @@ class KVPool:
         lead = (len(group.layers), group.num_kv_heads, num_pages * page_size)
         self.k = torch.empty(*lead, group.head_dim, dtype=dtype, device=device)
         self.v = torch.empty(*lead, group.v_head_dim, dtype=dtype, device=device)
+        self.layers = tuple(Planes(k, v) for k, v in zip(self.k, self.v, strict=True))
 
     @property
     def num_bytes(self) -> int:

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from sash.kv.storage import Planes
 from sash.ops.paged import PagedBatch
 
 
@@ -13,8 +14,7 @@ def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
+    planes: Planes,
     batch: PagedBatch,
     *,
     scale: float,
@@ -27,8 +27,7 @@ def attention(
         q: [Nq, Hq, D].
         k: [N, H, D] keys in hand, already rounded through the pool's dtype.
         v: [N, H, Dv].
-        k_pool: [H, slots, D].
-        v_pool: [H, slots, Dv].
+        planes: what the layer stores.
         batch: who attends to what.
         scale: multiplies the products.
         softcap: c · tanh(x / c) after the scale and before the mask; 0: none.
@@ -43,8 +42,8 @@ def attention(
     groups = q.shape[1] // k.shape[1]
     for seg in batch.segments:
         hand = slice(seg.kv_row, seg.kv_row + seg.kv_count)
-        keys = torch.cat([k_pool[:, seg.past_slots], k[hand].transpose(0, 1)], 1).float()
-        values = torch.cat([v_pool[:, seg.past_slots], v[hand].transpose(0, 1)], 1).float()
+        keys = torch.cat([planes.k[:, seg.past_slots], k[hand].transpose(0, 1)], 1).float()
+        values = torch.cat([planes.v[:, seg.past_slots], v[hand].transpose(0, 1)], 1).float()
         positions = [*seg.past_positions.tolist(), *range(seg.kv_start, seg.kv_start + seg.kv_count)]
         for i in range(seg.q_count):
             seen = [j for j, p in enumerate(positions) if seg.bound.visible(seg.q_start + i, p)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sash.kv.storage import Planes
 from sash.ops.paged import PagedBatch, Segment
 
 # Rows (query heads of a group × queries) of one product; larger ones waste window, smaller ones time.
@@ -22,8 +23,7 @@ def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
+    planes: Planes,
     batch: PagedBatch,
     *,
     scale: float,
@@ -31,21 +31,38 @@ def attention(
     sink_logits: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``sash.ops.attention_reference.attention``."""
-    heads, folded = k_pool.shape[0], q.shape[1] // k_pool.shape[0]
-    out = torch.empty(q.shape[0], heads, folded, v.shape[2], dtype=torch.float32, device=q.device)
-    lse = torch.empty(q.shape[0], heads, folded, dtype=torch.float32, device=q.device)
+    heads, folded = k.shape[1], q.shape[1] // k.shape[1]
     q = q.view(q.shape[0], heads, folded, q.shape[2])
     how = _How(scale, softcap)
-    for bucket in _buckets(batch, heads, k_pool.shape[1], q.dtype, q.device):
-        rows, keys, values = bucket.rows, *bucket.gather(k_pool, v_pool)
-        part, lse[rows] = how.attend(q[rows], keys, values, bucket.mask)
-        out[rows] = part.float()
+    result = _Result(
+        torch.empty(*q.shape[:3], v.shape[2], dtype=torch.float32, device=q.device),
+        torch.empty(q.shape[:3], dtype=torch.float32, device=q.device),
+    )
+    for bucket in _buckets(batch, heads, planes.k.shape[1], q.dtype, q.device):
+        keys, values = bucket.gather(planes)
+        result.put(bucket.rows, *how.attend(q[bucket.rows], keys, values, bucket.mask))
     for seg in batch.segments:
         if seg.kv_count and seg.q_count:
-            _attend_chunk(q, k, v, k_pool, v_pool, batch, seg, how, out, lse)
+            keys, values = _segment_rows(seg, k, v, planes)
+            for block in _blocks(batch, seg, folded, q.dtype, q.device):
+                rows = slice(seg.q_row + block.first, seg.q_row + block.first + block.count)
+                result.put(rows, *_attend_block(q[rows], keys, values, block, how))
+    out, lse = result.out, result.lse
     if sink_logits is not None:
         out *= torch.sigmoid(lse - sink_logits.float().view(heads, folded)).unsqueeze(-1)
     return out.flatten(1, 2).to(q.dtype), lse.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """out [Nq, H, G, Dv] and lse [Nq, H, G], float32, filled row by row."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+    def put(self, rows: torch.Tensor | slice, out: torch.Tensor, lse: torch.Tensor) -> None:
+        self.out[rows] = out.float()
+        self.lse[rows] = lse
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +103,12 @@ class _Bucket:
     shape: tuple[int, int, int]
     mask: torch.Tensor | None
 
-    def gather(self, k_pool: torch.Tensor, v_pool: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gather(self, planes: Planes) -> tuple[torch.Tensor, torch.Tensor]:
+        """K [B, H, L, D] and V [B, H, L, Dv]."""
         if self.index is None:
-            return k_pool.narrow(1, *self.run).unsqueeze(0), v_pool.narrow(1, *self.run).unsqueeze(0)
-        k = k_pool.flatten(0, 1).index_select(0, self.index)
-        v = v_pool.flatten(0, 1).index_select(0, self.index)
+            return planes.k.narrow(1, *self.run).unsqueeze(0), planes.v.narrow(1, *self.run).unsqueeze(0)
+        k = planes.k.flatten(0, 1).index_select(0, self.index)
+        v = planes.v.flatten(0, 1).index_select(0, self.index)
         return k.view(*self.shape, -1), v.view(*self.shape, -1)
 
 
@@ -152,32 +170,24 @@ def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     return mask.view((1,) * (4 - mask.dim()) + mask.shape)
 
 
-def _attend_chunk(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    batch: PagedBatch,
-    seg: Segment,
-    how: _How,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-) -> None:
-    """Queries of one prompt chunk, block by block; writes their rows of ``out`` and ``lse``."""
+def _segment_rows(seg: Segment, k: torch.Tensor, v: torch.Tensor, planes: Planes) -> tuple[torch.Tensor, torch.Tensor]:
+    """K [1, H, L, D] and V [1, H, L, Dv] of a segment: its past rows, then its rows in hand."""
     hand = slice(seg.kv_row, seg.kv_row + seg.kv_count)
-    slots = seg.past_slots.to(q.device)
-    keys = torch.cat([k_pool.index_select(1, slots), k[hand].transpose(0, 1)], 1).unsqueeze(0)
-    values = torch.cat([v_pool.index_select(1, slots), v[hand].transpose(0, 1)], 1).unsqueeze(0)
-    folded = q.shape[2]
-    for block in _blocks(batch, seg, folded, q.dtype, q.device):
-        rows = slice(seg.q_row + block.first, seg.q_row + block.first + block.count)
-        # [count, H, G, D] -> [1, H, G · count, D]
-        q_block = q[rows].permute(1, 2, 0, 3).reshape(1, q.shape[1], folded * block.count, q.shape[3])
-        parts = [how.attend(q_block, _columns(keys, p.ranges), _columns(values, p.ranges), p.mask) for p in block.parts]
-        merged, total = _merge(parts)
-        out[rows] = merged.view(q.shape[1], folded, block.count, -1).permute(2, 0, 1, 3).float()
-        lse[rows] = total.view(q.shape[1], folded, block.count).permute(2, 0, 1)
+    slots = seg.past_slots.to(k.device)
+    keys = torch.cat([planes.k.index_select(1, slots), k[hand].transpose(0, 1)], 1)
+    values = torch.cat([planes.v.index_select(1, slots), v[hand].transpose(0, 1)], 1)
+    return keys.unsqueeze(0), values.unsqueeze(0)
+
+
+def _attend_block(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, block: _Block, how: _How
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries q [count, H, G, D] of one block: out [count, H, G, Dv] and lse [count, H, G]."""
+    count, heads, folded, dim = q.shape
+    rows = q.permute(1, 2, 0, 3).reshape(1, heads, folded * count, dim)
+    parts = [how.attend(rows, _columns(keys, p.ranges), _columns(values, p.ranges), p.mask) for p in block.parts]
+    out, lse = _merge(parts)
+    return out.view(heads, folded, count, -1).permute(2, 0, 1, 3), lse.view(heads, folded, count).permute(2, 0, 1)
 
 
 def _columns(x: torch.Tensor, ranges: tuple[tuple[int, int], ...]) -> torch.Tensor:

@@ -12,6 +12,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from sash.kv.storage import Planes
 from sash.ops.paged import PagedBatch, Segment
 
 _ROWS = 32
@@ -35,8 +36,7 @@ def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
+    planes: Planes,
     batch: PagedBatch,
     *,
     scale: float,
@@ -44,14 +44,14 @@ def attention(
     sink_logits: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``sash.ops.attention_reference.attention``; float32 throughout."""
-    heads, folded = k_pool.shape[0], q.shape[1] // k_pool.shape[0]
+    heads, folded = k.shape[1], q.shape[1] // k.shape[1]
     out = torch.zeros(q.shape[0], heads, folded, v.shape[2], device=q.device)
     lse = torch.zeros(q.shape[0], heads, folded, device=q.device)
     folded_q = q.reshape(q.shape[0], heads, folded, q.shape[2]).float()
     for seg in batch.segments:
         if not seg.q_count:
             continue
-        blocks = _key_blocks(seg, k, v, k_pool, v_pool)
+        blocks = _key_blocks(seg, k, v, planes)
         for a in range(0, seg.q_count, _ROWS):
             count = min(_ROWS, seg.q_count - a)
             rows = slice(seg.q_row + a, seg.q_row + a + count)
@@ -67,15 +67,13 @@ def attention(
 _Block = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _key_blocks(
-    seg: Segment, k: torch.Tensor, v: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor
-) -> list[_Block]:
+def _key_blocks(seg: Segment, k: torch.Tensor, v: torch.Tensor, planes: Planes) -> list[_Block]:
     """Positions [_KEYS], K [H, _KEYS, D] and V [H, _KEYS, Dv] of each block that holds a key; a place
     without a key has position -1 and zeros."""
     hand = slice(seg.kv_row, seg.kv_row + seg.kv_count)
     slots = seg.past_slots.to(k.device)
-    keys = torch.cat([k_pool.index_select(1, slots), k[hand].transpose(0, 1)], 1).float()
-    values = torch.cat([v_pool.index_select(1, slots), v[hand].transpose(0, 1)], 1).float()
+    keys = torch.cat([planes.k.index_select(1, slots), k[hand].transpose(0, 1)], 1).float()
+    values = torch.cat([planes.v.index_select(1, slots), v[hand].transpose(0, 1)], 1).float()
     positions = torch.cat([seg.past_positions, torch.arange(seg.kv_start, seg.kv_start + seg.kv_count)])
     numbers, blocks = positions // _KEYS, []
     for number in torch.unique(numbers).tolist():
