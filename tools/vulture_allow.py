@@ -21,3 +21,6 @@ _.post_processor
 _.ignore_merges
 _.tags
 _.parse
+
+# transformers reads it from a config.
+_._attn_implementation

@@ -63,6 +63,25 @@ def test_options_that_cannot_work_are_refused(options: dict[str, object], messag
         resolve(**options)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "want"),
+    [
+        ("page_size", "16", "a whole number"),
+        ("page_size", True, "a whole number"),
+        ("max_num_seqs", 2.5, "a whole number"),
+        ("max_model_len", 1.5, "a whole number"),
+        ("seed", None, "a whole number"),
+        ("dtype", None, "a name"),
+        ("deterministic", 1, "True or False"),
+        ("swa_full_tokens_ratio", "x", "a number"),
+        ("request_timeout_s", False, "a number"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(option: str, value: object, want: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} must be {want}, got"):
+        resolve(**{option: value})
+
+
 @pytest.mark.parametrize("spans", [HYBRID, [Span.full()], [Span.sliding(20)], [Span.sliding(20), Span.sliding(90, 4)]])
 @pytest.mark.parametrize("ratio", [None, 0.0, 0.3])
 @pytest.mark.parametrize("option", ["kv_cache_memory_bytes", "max_total_tokens"])

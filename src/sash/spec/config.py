@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from sash.spec import sizing
 from sash.spec.errors import ConfigError
@@ -99,7 +99,27 @@ class EngineConfig:
             reasons=tuple(reasons),
         )
 
+    def _check_types(self) -> None:
+        """Refuse a value of another type by name, before it is compared with anything."""
+        kinds: dict[str, tuple[type | tuple[type, ...], str]] = {
+            name: (kind, want)
+            for kind, want, names in (
+                (str, "a name", ("dtype", "device")),
+                (bool, "True or False", ("disable_hybrid_swa_memory", "deterministic", "debug")),
+                ((int, float), "a number", ("swa_full_tokens_ratio", "hybrid_kvcache_ratio", "request_timeout_s")),
+            )
+            for name in names
+        }
+        for item in fields(self):
+            value: object = getattr(self, item.name)
+            kind, want = kinds.get(item.name, (int, "a whole number"))
+            if value is None and item.default is None:
+                continue
+            if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+                raise ConfigError(f"{item.name} must be {want}, got {value!r}")
+
     def _check_options(self) -> None:
+        self._check_types()
         for name in ("max_num_seqs", "max_num_batched_tokens", "page_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(
