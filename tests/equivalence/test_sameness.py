@@ -10,8 +10,9 @@ import torch
 from tests.equivalence import harness
 from tests.equivalence.harness import Answer, Request, Rig, build, random_tokens, random_weights, tiny_spec
 
+from sash.ops.registry import resolve_ops
 from sash.spec.config import EngineConfig
-from sash.spec.model import ModelSpec
+from sash.spec.model import Activation, ModelSpec
 from sash.spec.sampling import TokenLogprobs
 from sash.spec.span import Span, SpanKind
 
@@ -82,6 +83,20 @@ def test_deterministic_is_bit_for_bit_the_same_alone_in_a_batch_and_in_any_chunk
             alone = engine(spans, chunk, deterministic=True, **heads).run([replace(request, at_step=0)])[request.name]
             assert together[request.name].tokens == alone.tokens
             assert torch.equal(scores(together[request.name]), scores(alone)), f"{request.name}, chunk {chunk}"
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_deterministic_activations_ignore_a_rows_place_and_the_threads(activation: Activation) -> None:
+    """torch splits a large tensor between threads in the middle of a row, and rounds odd ends differently."""
+    ops, threads = resolve_ops(deterministic=True), torch.get_num_threads()
+    rows = torch.randn(37, 2 * 1111, generator=torch.Generator().manual_seed(1)) * 3
+    try:
+        torch.set_num_threads(2)
+        together = ops.gated(rows, activation)
+        alone = torch.cat([ops.gated(row, activation) for row in rows.split(1)])
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(together, alone)
 
 
 def test_deterministic_survives_preemption_bit_for_bit() -> None:
@@ -159,13 +174,24 @@ def test_a_reference_window_over_a_short_prompt_is_a_window_with_sinks() -> None
         torch.testing.assert_close(scores(answer), scores(second[name]), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("sliding", [Span.sliding(1100), Span.sliding(300, sinks=40)])
-def test_long_texts_take_the_block_paths(sliding: Span) -> None:
+def test_long_texts_take_the_block_paths() -> None:
     """Runs of neighbouring slots, blocks of many rows and keys that need no mask begin at about 1000 keys."""
     options = EngineConfig(max_model_len=1500, max_num_seqs=2, max_num_batched_tokens=1300, page_size=16)
-    rig = build(tiny_spec([sliding, Span.full()]), options)
+    rig = build(tiny_spec([Span.sliding(300, sinks=40), Span.full()]), options)
     answers = rig.run([Request("a", random_tokens(1290, 1), 12), Request("b", random_tokens(40, 2), 12, at_step=1)])
     rig.assert_exact(answers)
+
+
+@pytest.mark.parametrize("heads", [{}, {"softcap": 2.0}, {"learned_sinks": True, "v_head_dim": 12}])
+@pytest.mark.parametrize("limit", [1, 4, 13])
+def test_block_paths_at_every_size(limit: int, heads: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same paths on short texts: their thresholds lowered."""
+    for name, value in (("_BLOCK_ROWS", 2 * limit), ("_MASK_FREE_KEYS", limit), ("_RUN_KEYS", limit)):
+        monkeypatch.setattr(f"sash.ops.attention_torch.{name}", value)
+    spans = [Span.sliding(20), Span.full(), Span.sliding(30, sinks=3), Span.chunked(24)]
+    for chunk in (40, 17):
+        rig = engine(spans, chunk, **heads)
+        rig.assert_exact(rig.run([Request("long", random_tokens(75, 1), 25), *MIX]))
 
 
 @pytest.mark.parametrize("start", [3, 8, 12])
