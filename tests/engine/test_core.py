@@ -11,6 +11,7 @@ from tests.engine.conftest import MakeLLM, assert_idle
 from sash import LLM, SamplingParams
 from sash.engine.core import EngineCore
 from sash.engine.messages import AddRequest, CancelRequest, Update
+from sash.spec.errors import RequestError
 
 PARAMS = SamplingParams(seed=3, max_tokens=12, ignore_eos=True)
 
@@ -239,3 +240,15 @@ def test_a_step_that_raises_once_is_repeated_without_a_trace(
         assert {answer: tokens(updates) for answer, updates in told.items()} == wanted
         assert_idle(llm)
     assert core.num_failed_steps == 10
+
+
+def test_an_answer_id_is_used_once_at_a_time(llm: LLM) -> None:
+    add(llm.core, "a", [5, 6, 7])
+    with pytest.raises(RequestError, match=r"answer_ids \('a.0',\) are not new"):
+        add(llm.core, "a", [8, 9])
+    with pytest.raises(RequestError, match="are not new"):
+        llm.core.add(AddRequest(("b", "b"), (5,), PARAMS, (1, 2)))
+    assert len(tokens(finish(llm.core)["a.0"])) == 12
+    add(llm.core, "a", [5, 6, 7])
+    finish(llm.core)
+    assert_idle(llm)

@@ -54,7 +54,7 @@ def resolve(spans: list[Span] = HYBRID, machine: Machine = MACHINE, **options: o
         ),
         (
             {"swa_full_tokens_ratio": 0.01, "max_total_tokens": 512, "max_model_len": 64},
-            "the window pool has 0 tokens .* one request of max_model_len=64 needs 48 .* raise swa_full_tokens_ratio",
+            "the window pool has 0 tokens .* of max_model_len=64 needs 48 .* give swa_full_tokens_ratio=0.1, or",
         ),
     ],
 )  # fmt: skip
@@ -80,6 +80,12 @@ def test_options_that_cannot_work_are_refused(options: dict[str, object], messag
 def test_a_value_of_another_type_is_refused_by_name(option: str, value: object, want: str) -> None:
     with pytest.raises(ConfigError, match=f"{option} must be {want}, got"):
         resolve(**{option: value})
+
+
+def test_the_named_ratio_works() -> None:
+    resolve(swa_full_tokens_ratio=0.1, max_total_tokens=512, max_model_len=64)
+    with pytest.raises(ConfigError):
+        resolve(swa_full_tokens_ratio=0.09, max_total_tokens=512, max_model_len=64)
 
 
 @pytest.mark.parametrize("spans", [HYBRID, [Span.full()], [Span.sliding(20)], [Span.sliding(20), Span.sliding(90, 4)]])

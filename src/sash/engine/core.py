@@ -124,6 +124,10 @@ class EngineCore:
         """
         prompt, params = request.prompt_token_ids, request.params
         room = self.config.max_model_len - len(prompt)
+        if len({*request.answer_ids}) < len(request.answer_ids) or not self._sequences.keys().isdisjoint(
+            request.answer_ids
+        ):
+            raise RequestError(f"answer_ids {request.answer_ids} are not new; give each answer an id of its own")
         if not prompt:
             raise RequestError("the prompt is empty; give at least one token")
         if room < (0 if params.max_tokens == 0 else 1):

@@ -87,7 +87,7 @@ class EngineConfig:
         if length is None:
             demand = self._fit_length(demand, budget, reasons)
         pages = self._split(demand, budget, reasons)
-        sizing.check_split(demand, pages, self._ways_out(demand))
+        sizing.check_split(demand, pages, self._ways_out(demand, budget))
         chunk = self.chunked_prefill_size or self.max_num_batched_tokens
         return ResolvedConfig(
             options=self,
@@ -209,9 +209,16 @@ class EngineConfig:
             return sizing.total_tokens_split(demand, self.max_total_tokens)
         return sizing.auto_split(demand, budget)
 
-    def _ways_out(self, demand: sizing.Demand) -> str:
+    def _ways_out(self, demand: sizing.Demand, budget: int) -> str:
         if self.swa_full_tokens_ratio is not None:
-            return "raise swa_full_tokens_ratio, kv_cache_memory_bytes or max_total_tokens, or lower max_model_len"
+            needs = demand.request_pages()
+            for percent in range(1, 101):
+                pages = sizing.ratio_split(demand, budget, percent / 100, self.max_total_tokens)
+                if all(have >= need for have, need in zip(pages, needs, strict=True)):
+                    return f"give swa_full_tokens_ratio={percent / 100}, or leave it out"
+            return (
+                "no swa_full_tokens_ratio fits: raise kv_cache_memory_bytes or max_total_tokens, or lower max_model_len"
+            )
         if self.max_total_tokens is not None:
             need = max(demand.request_pages()) * demand.page_size
             return f"give max_total_tokens of at least {need}, or lower max_model_len"

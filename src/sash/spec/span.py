@@ -46,6 +46,7 @@ class Span:
     sinks: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", SpanKind(self.kind))
         if self.kind is SpanKind.FULL:
             if self.window or self.sinks:
                 raise ConfigError(
