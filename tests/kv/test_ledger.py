@@ -7,7 +7,10 @@ from tests.properties.naive import demand
 
 from sash.kv.ledger.ledger import Ledger
 from sash.kv.ledger.pool import PagePool
+from sash.kv.ledger.table import PageTable
 from sash.spec.errors import LedgerError, OutOfPagesError
+from sash.spec.footprint import table_shape
+from sash.spec.span import Span
 
 
 def test_a_pool_hands_out_each_page_once_and_lowest_first() -> None:
@@ -209,3 +212,15 @@ def test_whether_a_step_can_be_repeated() -> None:
     assert books.reserve("a", 0, 30) is not None and books.repeatable("a", 0)
     assert books.reserve("a", 30, 1) is not None and books.repeatable("a", 30)
     assert books.reserve("a", 31, 40) is not None and not books.repeatable("a", 31), "the ring has gone round"
+
+
+def test_a_step_whose_pinned_page_stays_can_only_be_repeated_while_the_others_do() -> None:
+    bound = Span.sliding(16, sinks=2).bind(200)
+    table = PageTable(PagePool(20), table_shape(bound, 4, 400), bound)
+    table.reserve(0, 10)
+    table.reserve(10, 6)
+    assert table.repeatable(10), "its first row is pinned, the others are in the ring"
+    table.reserve(16, 60)
+    assert not table.repeatable(16), "rows 4 ... 15 are overwritten, whatever is pinned"
+    table.reserve(76, 1)
+    assert table.repeatable(76)

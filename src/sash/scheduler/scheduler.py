@@ -9,16 +9,18 @@ from dataclasses import dataclass, field
 from sash.kv.ledger.ledger import Ledger
 from sash.kv.ledger.table import TableStep
 from sash.scheduler.plan import StepItem, StepPlan
+from sash.spec.errors import LedgerError
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
     """A request as the scheduler knows it: counts only.
 
-    ``max_tokens`` bounds prompt and answer together. ``known`` tokens exist (prompt and settled
-    answer); ``scheduled`` rows are in a plan or done, ``computed`` are done. ``unsettled`` tokens
-    are being sampled. Until it has computed ``alone_until`` rows a request runs by itself: its step
-    has failed once. ``siblings`` share the prompt and start from its last row.
+    ``max_tokens`` bounds the rows: prompt and answer without its last token, whose row is never
+    computed. ``known`` tokens exist (prompt and settled answer); ``scheduled`` rows are in a plan
+    or done, ``computed`` are done. ``unsettled`` tokens are being sampled. Until it has computed
+    ``alone_until`` rows a request runs by itself: its step has failed once. ``siblings`` share the
+    prompt and start from its last row.
     """
 
     request_id: str
@@ -256,8 +258,12 @@ class Scheduler:
             self.preempt(ticket)
 
     def check(self) -> None:
-        """Books of the ledger, and that exactly the running requests have tables."""
+        """Books of the ledger, and that exactly the running requests have tables.
+
+        Raises:
+            LedgerError: what doesn't balance.
+        """
         self.ledger.check()
         tabled, running = set(self.ledger.requests), {t.request_id for t in self.running}
         if tabled != running:
-            raise AssertionError(f"tables of {tabled ^ running} don't match the running requests")
+            raise LedgerError(f"tables of {tabled ^ running} don't match the running requests")

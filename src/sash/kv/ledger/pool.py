@@ -62,13 +62,21 @@ class PagePool:
         return page
 
     def retain(self, page: int) -> None:
-        """One more reference to a page that has at least one."""
+        """One more reference to a page that has at least one.
+
+        Raises:
+            LedgerError: it has none.
+        """
         if self.refs[page] < 1:
             raise LedgerError(f"page {page} is free and can't be shared")
         self.refs[page] += 1
 
     def release(self, page: int) -> None:
-        """One reference less; the last one frees the page."""
+        """One reference less; the last one frees the page.
+
+        Raises:
+            LedgerError: it has none.
+        """
         if self.refs[page] < 1:
             raise LedgerError(f"page {page} is freed twice")
         self.refs[page] -= 1
@@ -76,7 +84,11 @@ class PagePool:
             self._free.append(page)
 
     def check(self) -> None:
-        """Books of the pool: free pages have no reference, all others have, promises are covered."""
+        """Books of the pool: free pages have no reference, all others have, promises are covered.
+
+        Raises:
+            LedgerError: which of these is not so.
+        """
         free = set(self._free)
         if len(free) != len(self._free):
             raise LedgerError("a page is in the free list twice")

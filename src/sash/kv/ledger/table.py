@@ -119,8 +119,9 @@ class PageTable:
         first = self.bound.first(start)
         if first >= start:
             return True
-        index = first // self.shape.page_size
-        return index < self.shape.pin or index > self.top - self.shape.ring
+        # Pinned pages stay; of the others the lowest is overwritten first.
+        size, lowest = self.shape.page_size, max(first // self.shape.page_size, self.shape.pin)
+        return lowest > (start - 1) // size or lowest > self.top - self.shape.ring
 
     def fork(self, length: int, pool_copies: list[tuple[int, int]]) -> PageTable:
         """A second table over the same rows 0 … length - 1.
@@ -170,7 +171,11 @@ class PageTable:
         return sum(page != EMPTY and self._pool.refs[page] == 1 for page in self.columns)
 
     def check(self) -> None:
-        """The table's own rules: bounded size, live pages, no page twice."""
+        """The table's own rules: bounded size, live pages, no page twice.
+
+        Raises:
+            LedgerError: which one is broken.
+        """
         held = [p for p in self.columns if p != EMPTY]
         if len(held) > self.shape.pin + self.shape.ring:
             raise LedgerError(f"{len(held)} pages in a table of {self.shape.pin} + {self.shape.ring}")
