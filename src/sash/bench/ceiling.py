@@ -13,8 +13,8 @@ from sash.spec.model import ModelSpec, expected_weights
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """Bytes per second of one matrix-vector product over weights too large for the caches, and
-    operations per second of a large matrix product, both in ``dtype``."""
+    """Bytes per second that all threads read from memory, and operations per second of a large matrix
+    product in ``dtype``."""
 
     read_bytes_per_s: float
     gemm_flop_per_s: float
@@ -22,9 +22,8 @@ class Ceiling:
 
 def measure(dtype: torch.dtype) -> Ceiling:
     """Best of some repeats of each; takes about two seconds."""
-    weight = torch.randn(65_536, 2048).to(dtype)
-    row = torch.randn(1, 2048).to(dtype)
-    read = weight.numel() * weight.element_size() / _best(lambda: row @ weight.T)
+    memory = torch.ones(1 << 26)
+    read = memory.numel() * memory.element_size() / _best(memory.sum)
     a, b = torch.randn(1024, 2048).to(dtype), torch.randn(2048, 2048).to(dtype)
     gemm = 2 * 1024 * 2048 * 2048 / _best(lambda: a @ b)
     return Ceiling(read, gemm)

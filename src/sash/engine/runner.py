@@ -12,7 +12,7 @@ import torch
 
 from sash.engine.sequence import Sequence
 from sash.kv.ledger.table import TableStep
-from sash.kv.storage import KVPool
+from sash.kv.storage import Index, KVPool
 from sash.models.decoder import Decoder
 from sash.ops.base import Ops
 from sash.ops.paged import PagedBatch, Segment
@@ -221,8 +221,8 @@ class _Step:
         view = self._view(layer, group, q.device)
         if k.dtype != pool.k.dtype:
             k, v = k.to(pool.k.dtype), v.to(pool.v.dtype)
-        if view.early_slots is not None:
-            pool.write(index, k, v, view.early_rows, view.early_slots)
+        if view.early is not None:
+            pool.write(index, k, v, *view.early)
         out, _ = self._ops.attention(
             q,
             k,
@@ -233,8 +233,8 @@ class _Step:
             softcap=spec.softcap,
             sink_logits=sink_logits,
         )
-        if view.late_slots is not None:
-            pool.write(index, k, v, view.late_rows, view.late_slots)
+        if view.late is not None:
+            pool.write(index, k, v, *view.late)
         return out
 
     def _view(self, layer: int, group: int, device: torch.device) -> _GroupStep:
@@ -260,10 +260,8 @@ class _GroupStep:
     """One KV group in one step: the attention batch, and the rows to write before and after it."""
 
     batch: PagedBatch
-    early_rows: torch.Tensor
-    early_slots: torch.Tensor | None
-    late_rows: torch.Tensor
-    late_slots: torch.Tensor | None
+    early: tuple[Index, Index] | None
+    late: tuple[Index, Index] | None
 
     @classmethod
     def build(
@@ -289,7 +287,7 @@ class _GroupStep:
                 (early if single else late).append((kept - r.enter + kv_row, _slots(table, table.write, kept)))
             q_row += item.end - r.leave
             kv_row += item.end - r.enter
-        return cls(PagedBatch(tuple(segments)), *_joined(early, device), *_joined(late, device))
+        return cls(PagedBatch(tuple(segments)), _joined(early, device), _joined(late, device))
 
 
 def _segment(table: TableStep, item: StepItem, rows: _Rows, q_row: int, kv_row: int, single: bool) -> Segment:
@@ -322,10 +320,17 @@ def _slots(table: TableStep, columns: array[int], positions: np.ndarray) -> np.n
     return slots
 
 
-def _joined(
-    parts: list[tuple[np.ndarray, np.ndarray]], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    rows = np.concatenate([p[0] for p in parts]) if parts else np.zeros(0, np.int64)
-    slots = np.concatenate([p[1] for p in parts]) if parts else np.zeros(0, np.int64)
-    moved = torch.from_numpy(rows).to(device)
-    return moved, torch.from_numpy(slots).to(device) if len(slots) else None
+def _joined(parts: list[tuple[np.ndarray, np.ndarray]], device: torch.device) -> tuple[Index, Index] | None:
+    """Rows and their slots of all parts; None where there are none."""
+    if not sum(len(rows) for rows, _ in parts):
+        return None
+    rows, slots = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return _index(rows, device), _index(slots, device)
+
+
+def _index(values: np.ndarray, device: torch.device) -> Index:
+    """Indices [n] as a slice where each follows the one before."""
+    first, last = int(values[0]), int(values[-1])
+    if last - first == len(values) - 1 and bool((np.diff(values) == 1).all()):
+        return slice(first, last + 1)
+    return torch.from_numpy(values).to(device)

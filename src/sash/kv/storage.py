@@ -8,6 +8,9 @@ import torch
 
 from sash.spec.groups import GroupSpec
 
+# Rows or slots: int64 [n], or a slice where they are neighbours, which copies without a gather.
+Index = torch.Tensor | slice
+
 
 @dataclass(frozen=True, slots=True)
 class Planes:
@@ -38,12 +41,11 @@ class KVPool:
         """Bytes of both planes."""
         return self.k.numel() * self.k.element_size() + self.v.numel() * self.v.element_size()
 
-    def write(
-        self, layer: int, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor | slice, slots: torch.Tensor
-    ) -> None:
+    def write(self, layer: int, k: torch.Tensor, v: torch.Tensor, rows: Index, slots: Index) -> None:
         """Store rows ``rows`` of k [N, H, D] and v [N, H, Dv] at ``slots``."""
-        self.k[layer].index_copy_(1, slots, k[rows].transpose(0, 1))
-        self.v[layer].index_copy_(1, slots, v[rows].transpose(0, 1))
+        planes = self.layers[layer]
+        planes.k[:, slots] = k[rows].transpose(0, 1)
+        planes.v[:, slots] = v[rows].transpose(0, 1)
 
     def copy_pages(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Copy whole pages (source, target) in every layer."""

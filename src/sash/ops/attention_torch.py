@@ -12,7 +12,7 @@ from sash.kv.storage import Planes
 from sash.ops.paged import PagedBatch, Segment
 
 # Rows (query heads of a group × queries) of one product; larger ones waste window, smaller ones time.
-_BLOCK_ROWS = 512
+_BLOCK_ROWS = 256
 # Keys that every query of a block sees go without a mask when there are at least so many.
 _MASK_FREE_KEYS = 1024
 # A request whose keys lie in one run this long is read in place, not gathered.
@@ -34,8 +34,10 @@ def attention(
     heads, folded = k.shape[1], q.shape[1] // k.shape[1]
     q = q.view(q.shape[0], heads, folded, q.shape[2])
     how = _How(scale, softcap)
+    # A learned sink scales the result, which then rounds once, at the end.
+    dtype = q.dtype if sink_logits is None else torch.float32
     result = _Result(
-        torch.empty(*q.shape[:3], v.shape[2], dtype=torch.float32, device=q.device),
+        torch.empty(*q.shape[:3], v.shape[2], dtype=dtype, device=q.device),
         torch.empty(q.shape[:3], dtype=torch.float32, device=q.device),
     )
     for bucket in _buckets(batch, heads, planes.k.shape[1], q.dtype, q.device):
@@ -55,13 +57,13 @@ def attention(
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """out [Nq, H, G, Dv] and lse [Nq, H, G], float32, filled row by row."""
+    """out [Nq, H, G, Dv] and lse [Nq, H, G] float32, filled row by row."""
 
     out: torch.Tensor
     lse: torch.Tensor
 
     def put(self, rows: torch.Tensor | slice, out: torch.Tensor, lse: torch.Tensor) -> None:
-        self.out[rows] = out.float()
+        self.out[rows] = out.to(self.out.dtype)
         self.lse[rows] = lse
 
 

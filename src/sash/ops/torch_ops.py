@@ -5,11 +5,15 @@ Attention is in ``sash.ops.attention``.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
 from sash.ops.reference import SWIGLU_ALPHA, SWIGLU_LIMIT
 from sash.spec.model import Activation
+
+_GELU = 2.0 * math.sqrt(2.0 / math.pi)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -38,7 +42,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool) 
     ``F.rms_norm`` is 2.5 times slower than these steps on a CPU at 512 rows and no faster at one.
     """
     x32 = x.float()
-    scale = x32.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
+    norm = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
+    scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
     out = (x32 * scale).mul_(weight + 1 if plus_one else weight)
     return out.to(x.dtype)
 
@@ -68,6 +73,14 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
     return out.flatten(-2).to(x.dtype)
 
 
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """gelu in its tanh form, float32: x · sigmoid(x · y) with y = 2 √(2/π) (1 + 0.044715 x²), which is
+    silu(x · y) / y and takes half the time of ``F.gelu``, whose tanh is slow on a CPU."""
+    x = x.float()
+    y = torch.addcmul(torch.full((), _GELU, device=x.device), x, x, value=0.044715 * _GELU)
+    return F.silu(x * y, inplace=True).div_(y)
+
+
 def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     """activation(gate) times up, of gate_up [N, 2I] with the gate first: [N, I] in gate_up's dtype."""
     gate, up = gate_up.chunk(2, dim=-1)
@@ -77,7 +90,7 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         case Activation.GELU:
             return F.gelu(gate).mul_(up)
         case Activation.GELU_TANH:
-            return F.gelu(gate, approximate="tanh").mul_(up)
+            return _gelu_tanh(gate).mul_(up).to(gate.dtype)
         case Activation.CLAMPED_SWIGLU:
             gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
             return torch.sigmoid(gate * SWIGLU_ALPHA).mul_(gate).mul_(up.add_(1))
