@@ -18,13 +18,18 @@ def resolve_ops(*, deterministic: bool = False, kernels: str | None = None) -> O
         kernels: torch, reference, or auto; None reads the environment's SASH_KERNELS.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: an unknown name, or reference kernels for a deterministic engine.
     """
     name = kernels or os.environ.get("SASH_KERNELS", "auto")
     if name == "auto":
         name = "torch"
     if name not in KERNELS:
         raise ConfigError(f"SASH_KERNELS={name!r} is unknown; use auto, {' or '.join(KERNELS)}")
+    if name == "reference" and deterministic:
+        raise ConfigError(
+            "deterministic=True can't run on SASH_KERNELS=reference, whose rows depend on their batch: "
+            "use SASH_KERNELS=torch or auto"
+        )
     if name == "reference":
         return _reference()
     return _deterministic() if deterministic else _torch()
