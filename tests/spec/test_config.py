@@ -147,6 +147,13 @@ def test_window_flags_without_windows_are_ignored_with_a_line() -> None:
     assert any("there is no full pool" in r for r in pure.reasons)
 
 
+def test_a_budget_that_sizes_nothing_is_ignored_with_a_line() -> None:
+    config = resolve(max_model_len=64, max_total_tokens=640, kv_cache_memory_bytes=1)
+    assert config.pages == resolve(max_model_len=64, max_total_tokens=640).pages
+    assert "kv_cache_memory_bytes is ignored: max_total_tokens sizes the pools" in config.reasons
+    assert not any("KV budget" in r for r in config.reasons)
+
+
 def test_the_pool_line() -> None:
     ratio = resolve(max_model_len=64, swa_full_tokens_ratio=0.5, max_total_tokens=1600)
     assert ratio.pool_line().startswith(

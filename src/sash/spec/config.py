@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields, replace
 
 from sash.spec import sizing
 from sash.spec.errors import ConfigError
-from sash.spec.footprint import page_bytes
 from sash.spec.groups import GroupSpec, group_layers
 from sash.spec.machine import Machine
 from sash.spec.model import ModelSpec
@@ -67,10 +66,7 @@ class EngineConfig:
         groups = group_layers(spec)
         reasons: list[str] = []
         dtype = self._dtype(machine, reasons)
-        budget = self.kv_cache_memory_bytes
-        if budget is None:
-            budget = int(machine.available_bytes * DEFAULT_KV_SHARE)
-            reasons.append(f"KV budget {budget} bytes: a quarter of the {machine.available_bytes} bytes free at start")
+        budget = self._budget(machine, reasons)
         length = self.max_model_len
         if length is not None and length > spec.max_position:
             raise ConfigError(
@@ -169,6 +165,18 @@ class EngineConfig:
         reasons.append(f"dtype {dtype}: {machine.device} {'has' if machine.has_bf16 else 'lacks'} bfloat16 arithmetic")
         return dtype
 
+    def _budget(self, machine: Machine, reasons: list[str]) -> int:
+        """Bytes of all pools; not asked for where ``max_total_tokens`` sizes them."""
+        budget = int(machine.available_bytes * DEFAULT_KV_SHARE)
+        if self.max_total_tokens is not None:
+            if self.kv_cache_memory_bytes is not None:
+                reasons.append("kv_cache_memory_bytes is ignored: max_total_tokens sizes the pools")
+            return budget
+        if self.kv_cache_memory_bytes is not None:
+            return self.kv_cache_memory_bytes
+        reasons.append(f"KV budget {budget} bytes: a quarter of the {machine.available_bytes} bytes free at start")
+        return budget
+
     def _hybrid_ratio(self, groups: tuple[GroupSpec, ...], reasons: list[str]) -> float:
         if not any(g.bounded for g in groups):
             for name in ("swa_full_tokens_ratio", "disable_hybrid_swa_memory", "hybrid_kvcache_ratio"):
@@ -250,21 +258,19 @@ class ResolvedConfig:
 
     def pool_bytes(self) -> tuple[int, ...]:
         """Bytes of each pool."""
-        demand = self.demand
-        return tuple(
-            n * page_bytes(g, demand.page_size, demand.itemsize) for g, n in zip(self.groups, self.pages, strict=True)
-        )
+        return tuple(n * b for n, b in zip(self.pages, self.demand.page_bytes(), strict=True))
 
     def pool_line(self) -> str:
         """The start line that users of dual pools know, with the bytes of each pool."""
         size = self.demand.page_size
-        full = [n * size for g, n in zip(self.groups, self.pages, strict=True) if not g.bounded]
+        # Full groups have equally many pages: each stores every token.
+        full = next((n * size for g, n in zip(self.groups, self.pages, strict=True) if not g.bounded), 0)
         window = [n * size for g, n in zip(self.groups, self.pages, strict=True) if g.bounded]
         sizes = ", ".join(f"{g.name} {b / 2**20:.1f} MiB" for g, b in zip(self.groups, self.pool_bytes(), strict=True))
         if not window:
-            return f"Use one growing memory pool. full_layer_tokens={full[0]} ({sizes})"
+            return f"Use one growing memory pool. full_layer_tokens={full} ({sizes})"
         shown = window[0] if len(window) == 1 else window
-        return f"Use sliding window memory pool. full_layer_tokens={sum(full)}, swa_layer_tokens={shown} ({sizes})"
+        return f"Use sliding window memory pool. full_layer_tokens={full}, swa_layer_tokens={shown} ({sizes})"
 
 
 def _default(name: str) -> object:
