@@ -46,6 +46,7 @@ def test_bounds_and_retention_follow_from_visibility(span: Span) -> None:
         wanted = seen_in_words(span, q)
         assert {k for k in range(END) if bound.visible(q, k)} == wanted
         assert {k for k in range(END) if k <= bound.last(q) and (k < bound.sinks or k >= bound.first(q))} == wanted
+        assert bound.num_visible(q) == len(wanted)
     for computed in range(END):
         later = set().union(*(seen_in_words(span, q) for q in range(computed, END))) & set(range(computed))
         kept = {k for k in range(computed) if k < bound.sinks or k >= bound.retained_from(computed)}

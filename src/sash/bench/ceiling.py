@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
+from sash.spec.footprint import row_bytes
+from sash.spec.groups import group_layers
 from sash.spec.model import ModelSpec, expected_weights
 
 
@@ -40,39 +43,23 @@ def _best(call: Callable[[], object], repeats: int = 10) -> float:
 
 def weight_elements(spec: ModelSpec) -> tuple[int, int]:
     """Elements of the layers' linear weights, and of the head."""
-    layers = 0
-    for name, shape in expected_weights(spec).items():
-        if name.startswith("layers.") and len(shape) > 1:
-            count = 1
-            for size in shape:
-                count *= size
-            layers += count
+    layers = sum(
+        prod(shape) for name, shape in expected_weights(spec).items() if name.startswith("layers.") and len(shape) > 1
+    )
     return layers, spec.vocab_size * spec.hidden_size
-
-
-def visible_rows(spec: ModelSpec, layer: int, prompt: int) -> int:
-    """Query-key pairs that a layer must look at for a prompt."""
-    bound = spec.layers[layer].span.bind(prompt)
-    return sum(q - bound.first(q) + 1 for q in range(prompt))
 
 
 def prefill_flop(spec: ModelSpec, prompt: int) -> float:
     """Operations of a prompt: linear layers, attention over visible pairs, one row of the head."""
     layers, head = weight_elements(spec)
-    pairs: dict[object, int] = {}
-    attention = 0
-    for i, layer in enumerate(spec.layers):
-        rows = pairs.setdefault(layer.span, 0) or visible_rows(spec, i, prompt)
-        pairs[layer.span] = rows
-        attention += 2 * rows * layer.num_heads * (layer.head_dim + layer.v_head_dim)
+    bounds = {span: span.bind(prompt) for span in {layer.span for layer in spec.layers}}
+    pairs = {span: sum(bound.num_visible(q) for q in range(prompt)) for span, bound in bounds.items()}
+    attention = sum(2 * pairs[x.span] * x.num_heads * (x.head_dim + x.v_head_dim) for x in spec.layers)
     return 2.0 * layers * prompt + attention + 2.0 * head
 
 
 def decode_bytes(spec: ModelSpec, context: int, itemsize: int) -> float:
     """Bytes that one decode step of one request must read: weights, and the visible K and V."""
     layers, head = weight_elements(spec)
-    rows = 0
-    for layer in spec.layers:
-        bound = layer.span.bind(context)
-        rows += (context - bound.first(context) + 1) * layer.num_kv_heads * (layer.head_dim + layer.v_head_dim)
-    return float(itemsize) * (layers + head + rows)
+    kv_bytes = sum(g.span.bind(context).num_visible(context) * row_bytes(g, itemsize) for g in group_layers(spec))
+    return float(itemsize * (layers + head) + kv_bytes)

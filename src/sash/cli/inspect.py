@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from sash.cli.report import plain
+from sash.spec.footprint import row_bytes
 from sash.spec.groups import group_layers
 from sash.spec.load import load_spec
 from sash.spec.locate import ModelSource, locate
@@ -68,14 +69,13 @@ def _print(source: ModelSource, spec: ModelSpec) -> None:
     console.print(layers)
     groups = Table("group", "span", "layers", "KV heads", "head", "elements per token", title="KV groups")
     for group in group_layers(spec):
-        elements = len(group.layers) * group.num_kv_heads * (group.head_dim + group.v_head_dim)
         groups.add_row(
             str(group.name),
             group.span.describe(),
             ranges(group.layers),
             str(group.num_kv_heads),
             _head(group.head_dim, group.v_head_dim),
-            str(elements),
+            str(row_bytes(group, itemsize=1)),
         )
     console.print(groups)
     for note in spec.notes:

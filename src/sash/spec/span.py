@@ -1,6 +1,6 @@
 """The one rule of visibility: which key positions a query position sees.
 
-    visible(q, k)  =  k <= last(q)  and  ( k < sinks  or  k in pinned  or  k >= first(q) )
+    visible(q, k)  =  k <= last(q)  and  ( k < sinks  or  k >= first(q) )
 
 Masks, page tables, what may be freed, byte formulas, admission and plots all ask this module;
 nobody else computes "is it in the window". A window of W counts the query itself: query q sees
@@ -136,6 +136,10 @@ class BoundSpan:
     def visible(self, q: int, k: int) -> bool:
         """Whether the query at position ``q`` sees the key at position ``k``."""
         return k <= self.last(q) and (k < self.sinks or k >= self.first(q))
+
+    def num_visible(self, q: int) -> int:
+        """How many keys the query at position ``q`` sees, itself included."""
+        return self.last(q) + 1 - max(0, self.first(q) - self.sinks)
 
     def retained_from(self, computed: int) -> int:
         """First position, sinks apart, that any query at ``computed`` or later can see.
