@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -21,10 +20,9 @@ from sash.spec.load import load_spec
 from sash.spec.locate import ModelSource, locate
 from sash.spec.machine import Machine, probe_cpu
 from sash.spec.model import ModelSpec
-from sash.weights.load import load_weights
+from sash.weights.load import Progress, load_weights
 
 log = structlog.get_logger()
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

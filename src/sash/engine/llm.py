@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from sash.engine.build import build_core
@@ -14,6 +14,7 @@ from sash.spec.errors import ConfigError, RequestError
 from sash.spec.sampling import SamplingParams
 from sash.text.chat import encode_chat
 from sash.text.load import load_tokenizer
+from sash.weights.load import Progress
 
 _ALIASES = {"max_total_num_tokens": "max_total_tokens", "max_predict_length": "max_model_len"}
 
@@ -36,7 +37,7 @@ class LLM:
         self,
         model: str | os.PathLike[str],
         *,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
         **options: Any,
     ) -> None:
         built = build_core(model, engine_config(options), progress)

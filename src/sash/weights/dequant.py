@@ -18,7 +18,7 @@ CHUNK_ELEMENTS = 1 << 18
 
 
 def dequantize(data: memoryview, kind: GgmlType, out: Tensor) -> None:
-    """Decode ``data`` into ``out`` (contiguous, any shape, float32 or bfloat16; rounded once, to nearest even).
+    """Decode ``data`` into ``out`` (contiguous, float32, bfloat16 or float16; rounded once, to nearest even).
 
     Raises:
         ModelError: a type sash has no decoder for, or a size that isn't ``out``'s.

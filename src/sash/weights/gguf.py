@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -16,8 +17,7 @@ from sash.spec.gguf import GgufHeader, open_gguf
 from sash.spec.model import ModelSpec
 from sash.weights.check import check_weights
 from sash.weights.dequant import dequantize
-
-Progress = Callable[[str, int, int], None]
+from sash.weights.load import Progress
 
 TOP_NAMES: Mapping[str, str] = {
     "token_embd.weight": "embed",
@@ -76,9 +76,9 @@ def load_gguf(
     Args:
         path: a .gguf file.
         spec: the model, as ``spec_from_gguf`` describes it.
-        dtype: of the answer: float32 or bfloat16.
+        dtype: of the answer: float32, bfloat16 or float16.
         device: where the tensors go; one at a time passes through host memory.
-        progress: called after each tensor with its name, the bytes read so far and the bytes in all.
+        progress: called after each tensor with ("weights", bytes read, bytes in all).
 
     Returns:
         Canonical name to tensor; linear weights are [out, in].
@@ -103,7 +103,7 @@ def load_gguf(
             weights[name] = _decode(header, part, dtype).to(device)
             done += sizes[name]
             if progress is not None:
-                progress(name, done, total)
+                progress("weights", done, total)
     return weights
 
 
@@ -162,9 +162,7 @@ def _split(source: str, own: str, shape: tuple[int, ...], spec: ModelSpec, index
 def _row_bytes(header: GgufHeader, part: Part) -> int:
     """Stored bytes of one index of the first dimension."""
     block, size = BLOCKS[header.tensors[part.source].type]
-    elements = 1
-    for count in part.shape[1:]:
-        elements *= count
+    elements = prod(part.shape[1:])
     # A vector of single-element blocks has rows of one element; quantised vectors don't occur.
     return elements // block * size if len(part.shape) > 1 else size // block
 

@@ -9,22 +9,25 @@ import torch
 
 from sash.spec.model import ModelSpec
 
+# progress(stage, done, total): one stage may be told of many times, its last call has done = total.
+Progress = Callable[[str, int, int], None]
+
 
 def load_weights(
     path: Path,
     spec: ModelSpec,
     dtype: torch.dtype,
     device: torch.device,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, torch.Tensor]:
     """Read the weights of ``spec`` from a GGUF file or a folder of safetensors.
 
     Args:
         path: the file or folder.
         spec: the model that they are for.
-        dtype: of the result; float32 or bfloat16.
+        dtype: of the result: float32, bfloat16 or float16.
         device: of the result.
-        progress: called with what is being read, bytes done and bytes in all.
+        progress: called with ("weights", bytes read, bytes in all).
 
     Returns:
         Exactly the names and shapes of ``expected_weights(spec)``.

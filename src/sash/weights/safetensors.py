@@ -8,7 +8,7 @@ length, a JSON header (name to dtype, shape, data_offsets), then the data.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from safetensors import safe_open
 from sash.spec.errors import ModelError
 from sash.spec.model import ModelSpec
 from sash.weights.check import check_weights
+from sash.weights.load import Progress
 from sash.weights.names import Target, targets
-
-Progress = Callable[[str, int, int], None]
 
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -48,7 +47,7 @@ def load_safetensors(
     Args:
         folder: holds ``model.safetensors``, or shards and ``model.safetensors.index.json``.
         spec: the model; decides names and shapes.
-        dtype: of the result, float32 or bfloat16 (or float16).
+        dtype: of the result: float32, bfloat16 or float16.
         device: of the result.
         progress: called with ("weights", bytes read, bytes in all).
 
