@@ -169,9 +169,9 @@ def test_the_residual_stream_and_norms_are_float32_under_bfloat16(name: str, tmp
     normed: set[torch.dtype] = set()
     multiplied: set[torch.dtype] = set()
 
-    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool) -> torch.Tensor:
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         normed.update((x.dtype, weight.dtype))
-        return OPS["torch_ops"].rms_norm(x, weight, eps, plus_one)
+        return OPS["torch_ops"].rms_norm(x, weight, eps)
 
     def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         multiplied.update((x.dtype, weight.dtype))

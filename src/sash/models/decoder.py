@@ -208,7 +208,7 @@ def _norm_function(spec: ModelSpec, ops: Ops) -> Norm:
     eps = spec.norm_eps
     if spec.norm is NormKind.LAYER:
         return lambda x, weight: ops.layer_norm(x, weight, eps)
-    return lambda x, weight: ops.rms_norm(x, weight, eps, False)
+    return lambda x, weight: ops.rms_norm(x, weight, eps)
 
 
 def _norm_weight(spec: ModelSpec, weight: torch.Tensor) -> torch.Tensor:

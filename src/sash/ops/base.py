@@ -22,12 +22,12 @@ class Ops:
     """One implementation of every op.
 
     linear(x [N, in], weight [out, in], bias [out] | None) -> [N, out]
-    rms_norm(x [..., D], weight [D], eps, plus_one: bool) -> [..., D]   statistics in float32
-    layer_norm(x [..., D], weight [D], eps) -> [..., D]                 no bias (Cohere)
+    rms_norm(x [..., D], weight [D] or broadcasting, eps) -> [..., D]   statistics in float32
+    layer_norm(x [..., D], weight [D], eps) -> [..., D]               no bias (Cohere)
     rope(x [N, H, D], cos [N, R/2], sin [N, R/2], interleaved: bool) -> [N, H, D]
-    gated(gate_up [N, 2I], activation) -> [N, I]                        gate first, then up
+    gated(gate_up [N, 2I], activation) -> [N, I]                      gate first, then up
     pack(weight [out, in]) -> the weight as this table's linear reads it fastest; may be opaque
-    attention: see ``sash.ops.attention``
+    attention: see ``sash.ops.attention_reference.attention``
     """
 
     name: str
@@ -36,5 +36,5 @@ class Ops:
     layer_norm: Callable[..., torch.Tensor]
     rope: Callable[..., torch.Tensor]
     gated: Callable[..., torch.Tensor]
-    attention: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+    attention: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     pack: Callable[[torch.Tensor], torch.Tensor] = as_is

@@ -1,6 +1,6 @@
 """Reference ops: dense, float32, obvious. The oracle that every faster version is tested against.
 
-The attention reference lives beside its faster versions in ``sash.ops.attention``.
+Attention has a file of its own, ``sash.ops.attention_reference``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return y.to(x.dtype)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool) -> torch.Tensor:
-    """x [..., D] over its root mean square, times weight (or 1 + weight): x's shape and dtype.
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [..., D] over its root mean square, times weight: x's shape and dtype.
 
     ``weight`` is [D], or anything that broadcasts over x, such as [H, D] for one weight per head.
     """
     x32, w32 = x.float(), weight.float()
     rms = torch.sqrt((x32 * x32).mean(dim=-1, keepdim=True) + eps)
-    return (x32 / rms * (1 + w32 if plus_one else w32)).to(x.dtype)
+    return (x32 / rms * w32).to(x.dtype)
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
