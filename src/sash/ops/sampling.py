@@ -29,15 +29,15 @@ class SamplerState:
         params: the request's parameters.
         seed: 64-bit seed of its noise.
         stop_ids: tokens that may not come before ``min_tokens``.
-        vocab_size: V.
-        device: where logits are.
+        bias: [V] float32, -inf for banned tokens; None: no bias and no ban.
+        stop_index: ``stop_ids`` as a tensor, None where there are none.
+        in_prompt: [V] bool, the prompt's tokens; None without penalties.
+        counts: [V] float32, how often each token is in the answer; None without penalties.
     """
 
     params: SamplingParams
     seed: int
     stop_ids: tuple[int, ...]
-    vocab_size: int
-    device: torch.device
     bias: torch.Tensor | None = None
     stop_index: torch.Tensor | None = None
     in_prompt: torch.Tensor | None = None
@@ -58,10 +58,11 @@ def sampler_state(
     vocab_size: int,
     device: torch.device,
 ) -> SamplerState:
-    """The state of a request before its first token; token ids are known to lie in the vocabulary."""
+    """The state of a request before its first token; on ``device``, where logits are. The ids in ``params``
+    and ``prompt`` are known to lie in the vocabulary."""
     # A model's own stop tokens may lie outside the rows that it has.
     stop_ids = tuple(t for t in stop_ids if t < vocab_size)
-    state = SamplerState(params, seed, stop_ids, vocab_size, device)
+    state = SamplerState(params, seed, stop_ids)
     if params.logit_bias or params.allowed_token_ids is not None or params.bad_token_ids:
         bias = torch.zeros(vocab_size)
         if params.allowed_token_ids is not None:
