@@ -1,1 +1,1 @@
-""""""
+"""One decoder for all families, driven by the spec."""

@@ -1,1 +1,1 @@
-""""""
+"""Which requests run, how many of their tokens, on which pages. Never imports torch."""

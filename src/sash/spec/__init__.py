@@ -1,1 +1,1 @@
-""""""
+"""What a model and an engine are, as data. Never imports torch."""

@@ -1,1 +1,1 @@
-""""""
+"""Tokenizers, chat templates, incremental detokenizing."""

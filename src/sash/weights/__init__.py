@@ -1,1 +1,1 @@
-""""""
+"""Files of weights into tensors under canonical names."""
