@@ -1,4 +1,4 @@
-"""Docs name only what exists: every dotted ``sash.…`` name imports, every linked file and make target is there."""
+"""Docs and docstrings name only what exists: dotted ``sash.…`` names import, linked files and make targets are there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*(ROOT / "docs").glob("**/*.md"), *ROOT.glob("*.md")])
+SOURCES = sorted((ROOT / "src").glob("**/*.py"))
 NAME = re.compile(r"(?<![\w/.-])sash(?:\.[A-Za-z_]\w*)+")
+QUOTED = re.compile(r"``(sash(?:\.[A-Za-z_]\w*)+)``")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 TARGET = re.compile(r"(?:^|`)make ([a-z0-9-]+)", re.MULTILINE)
 
@@ -28,15 +30,15 @@ def resolve(name: str) -> object:
     raise ModuleNotFoundError(name)
 
 
-def found(pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+def found(pattern: re.Pattern[str], pages: list[Path] = PAGES) -> list[tuple[str, str]]:
     return [
         (page.relative_to(ROOT).as_posix(), name)
-        for page in PAGES
+        for page in pages
         for name in sorted(set(pattern.findall(page.read_text(encoding="utf-8"))))
     ]
 
 
-@pytest.mark.parametrize(("page", "name"), found(NAME))
+@pytest.mark.parametrize(("page", "name"), found(NAME) + found(QUOTED, SOURCES))
 def test_dotted_name_imports(page: str, name: str) -> None:
     assert resolve(name) is not None
 
