@@ -105,11 +105,11 @@ class _Translation:
     def get(self, key: str, default: Any = None) -> Any:
         return self.header.get(f"{self.arch}.{key}", default)
 
-    def count(self, key: str) -> int:
-        value = self.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
             state = "missing" if value is None else repr(value)
-            raise self.error(key, f"must be a whole number of 1 or more, is {state}")
+            raise self.error(key, f"must be a whole number of {least} or more, is {state}")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -155,10 +155,10 @@ class _Translation:
 
     def layers(self) -> tuple[LayerSpec, ...]:
         heads, kv_heads = self.per_layer("attention.head_count"), self.kv_heads()
-        head_dim = self.get("attention.key_length") or self.hidden // heads[0]
+        head_dim = self.count("attention.key_length", self.hidden // heads[0])
         inner = self.per_layer("feed_forward_length")
         scale_dim = self.hidden / heads[0] if self.num_layers == self.family.wide_layers else head_dim
-        experts = self.get("expert_count", 0)
+        experts = self.count("expert_count", 0, least=0)
         spans = self.spans()
         ropes = {True: self.rope(head_dim, local=True), False: self.rope(head_dim, local=False)}
         return tuple(
@@ -168,7 +168,7 @@ class _Translation:
                 num_heads=heads[i],
                 num_kv_heads=kv_heads[i],
                 head_dim=head_dim,
-                v_head_dim=self.get("attention.value_length") or head_dim,
+                v_head_dim=self.count("attention.value_length", head_dim),
                 scale=scale_dim**-0.5,
                 rope=ropes[span.bounded and self.family.local_rope],
                 mlp=MlpSpec(
@@ -188,8 +188,9 @@ class _Translation:
         if self.get("attention.head_count_kv") is None:
             return heads
         kv_heads = self.per_layer("attention.head_count_kv")
-        if any(h % k for h, k in zip(heads, kv_heads, strict=True)):
-            raise self.error("attention.head_count_kv", f"must divide the number of heads {heads[0]}, is {kv_heads[0]}")
+        for h, k in zip(heads, kv_heads, strict=True):
+            if h % k:
+                raise self.error("attention.head_count_kv", f"must divide the number of heads {h}, is {k}")
         return kv_heads
 
     # ------------------------------------------------------------------ windows
@@ -257,14 +258,14 @@ class _Translation:
 
     def rope(self, head_dim: int, *, local: bool) -> RopeSpec:
         """Rope of the global layers, or of the local ones where the family has two (scaling is global only)."""
-        rotary = self.get("rope.dimension_count") or head_dim
+        rotary = self.count("rope.dimension_count", head_dim)
         base = self.number("rope.freq_base", self.family.rope_base)
         if local and self.family.local_rope:
             return RopeSpec(rotary, self.number("rope.freq_base_swa", 10000.0), max_position=self.context)
         factors = self.factor_tensors(rotary // 2)
         kind = self.get("rope.scaling.type", "none")
         factor = self.number("rope.scaling.factor", 0.0) or self.number("rope.scale_linear", 0.0) or 1.0
-        original = self.get("rope.scaling.original_context_length") or 0
+        original = self.count("rope.scaling.original_context_length", 0, least=0)
         extra = self.number("rope.scaling.attn_factor", 1.0)
         if factors:
             short, long = factors
