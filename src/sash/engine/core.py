@@ -82,8 +82,7 @@ class EngineCore:
         """
         self.check_request(request)
         prompt, params = request.prompt_token_ids, request.params
-        room = self.config.max_model_len - len(prompt)
-        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        limit = self._answer_limit(request)
         timeout = self.config.options.request_timeout_s
         tickets = []
         for i, (answer_id, seed) in enumerate(zip(request.answer_ids, request.seeds, strict=True)):
@@ -111,6 +110,12 @@ class EngineCore:
         tickets[0].siblings = tickets[1:]
         self.scheduler.add(tickets[0])
 
+    def _answer_limit(self, request: AddRequest) -> int:
+        """Most tokens of an answer: what is asked for, as far as the context has room."""
+        room = self.config.max_model_len - len(request.prompt_token_ids)
+        wanted = request.params.max_tokens
+        return room if wanted is None else min(wanted, room)
+
     @staticmethod
     def _rows(prompt_tokens: int, max_tokens: int) -> int:
         """Rows that a request computes at most: the last token's is never needed."""
@@ -123,14 +128,13 @@ class EngineCore:
             RequestError: with the numbers.
         """
         prompt, params = request.prompt_token_ids, request.params
-        room = self.config.max_model_len - len(prompt)
         if len({*request.answer_ids}) < len(request.answer_ids) or not self._sequences.keys().isdisjoint(
             request.answer_ids
         ):
             raise RequestError(f"answer_ids {request.answer_ids} are not new; give each answer an id of its own")
         if not prompt:
             raise RequestError("the prompt is empty; give at least one token")
-        if room < (0 if params.max_tokens == 0 else 1):
+        if len(prompt) + (params.max_tokens != 0) > self.config.max_model_len:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens and max_model_len is {self.config.max_model_len}: "
                 f"shorten it to {self.config.max_model_len - 1} tokens or raise max_model_len"
@@ -145,7 +149,7 @@ class EngineCore:
             wrong = [t for t in ids if not 0 <= t < self._vocab_size]
             if wrong:
                 raise RequestError(f"{name} has token id {wrong[0]}; ids of this model are 0 to {self._vocab_size - 1}")
-        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        limit = self._answer_limit(request)
         reason = self.ledger.fits_ever(len(prompt), self._rows(len(prompt), limit))
         if reason:
             raise RequestError(
@@ -267,9 +271,10 @@ class EngineCore:
             self._finish(answer_id, "error", f"the step raised twice: {text}")
 
     def stats(self) -> dict[str, Any]:
-        """Counters and pools. Per pool: name, layers, page_size, page_bytes, num_pages, pages free, held,
-        promised and at the peak, and the pages of each running request; ``uniform_peak_bytes`` is
-        what one cache without windows would have held at its peak."""
+        """Counters and pools. Each entry of ``pools`` has name, span, layers, page_size, page_bytes, num_pages,
+        free_pages (promised ones included), held_pages, promised_pages, peak_pages, and ``requests`` with the
+        pages of each running one; ``uniform_peak_bytes`` is what one cache without windows would have held
+        at its peak."""
         demand = self.config.demand
         holders = {r: self.ledger.request_pages(r) for r in self.ledger.requests}
         pools = []
