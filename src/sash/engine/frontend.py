@@ -135,9 +135,9 @@ class Frontend:
         output = answer.output
         delta = CompletionOutput(output.index, piece, list(update.token_ids))
         output.token_ids += update.token_ids
-        if params.logprobs is not None:
+        if output.logprobs is not None:
             delta.logprobs = [self._position(p) for p in update.logprobs]
-            output.logprobs = [*(output.logprobs or []), *delta.logprobs]
+            output.logprobs += delta.logprobs
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(p.logprob for p in update.logprobs)
         output.text += piece
         output.finish_reason = "stop" if stopped is not None else update.finish_reason
