@@ -1,4 +1,4 @@
-"""Docs and docstrings name only what exists: dotted ``sash.…`` names import, linked files and make targets are there."""
+"""Docs and docstrings name only what exists: ``sash.…`` names import, linked files and make targets are there."""
 
 from __future__ import annotations
 

@@ -21,10 +21,16 @@ class Family:
         name: short name, as GGUF files use it where they know the family.
         architectures: class names in ``architectures``.
         model_types: values of ``model_type``, used when ``architectures`` is absent.
+        norm_eps_field, activation_field: what the config calls these.
         full_every: without any field that selects layers, every n-th is full; 0: all alike.
         qkv_bias, o_bias: whether these have a bias; a string names the field that says so.
         nope_full: full layers of a hybrid have no rotary embedding.
+        interleaved_rope: neighbouring dimensions form a pair.
         rope_scale_full_only: an old ``rope_scaling`` is meant for full layers alone.
+        learned_sinks: one learned logit per head, whose probability is dropped.
+        experts: the MLP is a mixture of experts.
+        scaled_embedding: embeddings times sqrt(hidden_size), and query_pre_attn_scalar scales the products.
+        own_head_dim: ``head_dim`` is read; False: a head is hidden_size / num_attention_heads whatever it says.
         defaults: field to value, where the config is silent.
     """
 

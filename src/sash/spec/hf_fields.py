@@ -57,9 +57,9 @@ class Fields:
             raise self.error(name, value, "true or false")
         return value
 
-    def text(self, name: str, default: str | None = None) -> str:
+    def text(self, name: str) -> str:
         """A string."""
-        value = self._or_default(name, default)
+        value = self._or_default(name, None)
         if not isinstance(value, str):
             raise self.error(name, value, "a string")
         return value

@@ -271,12 +271,10 @@ def _layer_window(
     fields: Fields, index: int, kind: tuple[str, int | None], source: str, width: int | None
 ) -> LayerWindow:
     layer_type, own = kind
-    match layer_type:
-        case "sliding_attention":
-            window = own or width
-            assert window is not None
-            return LayerWindow(Span.sliding(window), layer_type, source if own is None else f"{source}[{index}]")
-        case "chunked_attention":
-            return LayerWindow(Span.chunked(fields.integer("attention_chunk_size")), layer_type, source)
-        case _:
-            return LayerWindow(Span.full(), layer_type, source)
+    if layer_type == SLIDING:
+        window = own or width
+        assert window is not None
+        return LayerWindow(Span.sliding(window), layer_type, source if own is None else f"{source}[{index}]")
+    if layer_type == CHUNKED:
+        return LayerWindow(Span.chunked(fields.integer("attention_chunk_size")), layer_type, source)
+    return LayerWindow(Span.full(), layer_type, source)
