@@ -16,25 +16,27 @@ import torch
 from sash.bench import ceiling
 from sash.bench.contest import Contestant, Sash, Timing, Transformers
 from sash.bench.memory import measure_apart
+from sash.spec.config import DTYPE_BYTES
 from sash.spec.errors import ConfigError
 
 # Two engines in the same precision: perplexity of the same text must agree this closely before timing.
 _SAME_PERPLEXITY = 0.005
+PEERS = ("transformers", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to measure. ``lengths`` of prompts in tokens; ``memory`` lengths for the memory lines, none to skip."""
 
-    model: str = "gemma3-270m"
-    dtype: str = "bfloat16"
-    against: str = "transformers"
-    lengths: tuple[int, ...] = (512, 16_384)
+    model: str
+    dtype: str
+    against: str
+    lengths: tuple[int, ...]
+    repeats: int
+    memory: tuple[int, ...]
     new_tokens: int = 32
     batch: int = 8
     batch_tokens: int = 128
-    repeats: int = 3
-    memory: tuple[int, ...] = (1_000, 32_000)
 
 
 @dataclass(slots=True)
@@ -52,8 +54,12 @@ def run(plan: Plan, say: Any = print) -> dict[str, Any]:
     """Measure everything in ``plan``; returns the record.
 
     Raises:
-        ConfigError: an unknown peer, or outputs that don't agree: nothing was timed then.
+        ConfigError: an unknown dtype or peer, or outputs that don't agree: nothing was timed then.
     """
+    if plan.dtype not in DTYPE_BYTES:
+        raise ConfigError(f"--dtype {plan.dtype!r} is unknown; use {', '.join(DTYPE_BYTES)}")
+    if plan.against not in PEERS:
+        raise ConfigError(f"--against {plan.against!r} is unknown; use {' or '.join(PEERS)}")
     longest = max(*plan.lengths, 2048) + plan.new_tokens
     sash = Sash(plan.model, plan.dtype, longest)
     peer = _peer(plan)
@@ -76,11 +82,7 @@ def run(plan: Plan, say: Any = print) -> dict[str, Any]:
 
 
 def _peer(plan: Plan) -> Contestant | None:
-    if plan.against == "none":
-        return None
-    if plan.against == "transformers":
-        return Transformers(plan.model, plan.dtype)
-    raise ConfigError(f"--against {plan.against!r} is unknown; use transformers or none")
+    return Transformers(plan.model, plan.dtype) if plan.against == "transformers" else None
 
 
 def _text(sash: Sash, length: int) -> list[int]:
