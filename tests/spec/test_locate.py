@@ -88,6 +88,9 @@ def test_hub_id_asks_for_text_and_weights_only(tmp_path: Path, monkeypatch: pyte
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        locate("org/tiny-model")
+    (tmp_path / "config.json").write_text("{}")
     source = locate("org/tiny-model")
     assert (source.kind, source.path, source.name) == ("folder", tmp_path, "org/tiny-model")
     assert asked["hub_id"] == "org/tiny-model"

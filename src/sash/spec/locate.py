@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -138,7 +138,7 @@ def _hub(hub_id: str) -> ModelSource:
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"no folder {hub_id!r} here, and the hub has not given it ({reason}). {choices()}") from error
-    return ModelSource("folder", Path(folder), hub_id)
+    return replace(_folder(Path(folder)), name=hub_id)
 
 
 def _gemma3_270m() -> ModelSource:
