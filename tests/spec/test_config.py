@@ -154,6 +154,13 @@ def test_a_budget_that_sizes_nothing_is_ignored_with_a_line() -> None:
     assert not any("KV budget" in r for r in config.reasons)
 
 
+@pytest.mark.parametrize("option", ["kv_cache_memory_bytes", "max_total_tokens"])
+def test_pools_larger_than_the_free_memory_are_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option}=1000000000 makes pools of .* bytes, but only 4194304 are free"):
+        resolve(max_model_len=4096, max_num_seqs=1000, max_num_batched_tokens=1000, **{option: 10**9})
+    resolve(max_model_len=4096, max_num_seqs=1000, max_num_batched_tokens=1000)
+
+
 def test_the_pool_line() -> None:
     ratio = resolve(max_model_len=64, swa_full_tokens_ratio=0.5, max_total_tokens=1600)
     assert ratio.pool_line().startswith(

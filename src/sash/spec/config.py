@@ -85,7 +85,7 @@ class EngineConfig:
         pages = self._split(demand, budget, reasons)
         sizing.check_split(demand, pages, self._ways_out(demand, budget))
         chunk = self.chunked_prefill_size or self.max_num_batched_tokens
-        return ResolvedConfig(
+        config = ResolvedConfig(
             options=self,
             dtype=dtype,
             device=machine.device,
@@ -94,6 +94,13 @@ class EngineConfig:
             chunk=self.max_num_batched_tokens if chunk < 0 else min(chunk, self.max_num_batched_tokens),
             reasons=tuple(reasons),
         )
+        if sum(config.pool_bytes()) > machine.available_bytes:
+            name = "kv_cache_memory_bytes" if self.max_total_tokens is None else "max_total_tokens"
+            raise ConfigError(
+                f"{name}={getattr(self, name)} makes pools of {sum(config.pool_bytes())} bytes, but only "
+                f"{machine.available_bytes} are free on {machine.device}: give less, or leave it out"
+            )
+        return config
 
     def _check_types(self) -> None:
         """Refuse a value of another type by name, before it is compared with anything."""
