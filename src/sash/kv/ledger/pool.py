@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from heapq import heappop, heappush
 
 from sash.spec.errors import LedgerError, OutOfPagesError
 
@@ -20,7 +21,7 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.refs = array("i", bytes(4 * num_pages))
-        self._free = list(range(num_pages - 1, -1, -1))
+        self._free = list(range(num_pages))  # a heap
         self.promised = 0
 
     @property
@@ -57,7 +58,7 @@ class PagePool:
             raise OutOfPagesError("no page is available")
         if promised:
             self.promised -= 1
-        page = self._free.pop()
+        page = heappop(self._free)
         self.refs[page] = 1
         return page
 
@@ -81,7 +82,7 @@ class PagePool:
             raise LedgerError(f"page {page} is freed twice")
         self.refs[page] -= 1
         if not self.refs[page]:
-            self._free.append(page)
+            heappush(self._free, page)
 
     def check(self) -> None:
         """Books of the pool: free pages have no reference, all others have, promises are covered.
