@@ -74,6 +74,39 @@ def test_unknown_model_says_what_can_be_used(name: str, tmp_path: Path, monkeypa
         locate(name or "empty")
 
 
+@pytest.mark.parametrize("name", ["", "a" * 5000, "~no-such-user/m.gguf", "a" * 300 + "/b"])
+def test_what_can_be_no_path_is_refused_like_any_unknown_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"gemma3-270m, smollm2-135m") as caught:
+        locate(name)
+    assert len(str(caught.value)) < 1000
+
+
+def test_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+
+    def closed(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", closed)  # the tests may run as root, who can read everything
+    with pytest.raises(ModelError, match=r"m\.gguf.*Permission denied"):
+        locate(tmp_path / "m.gguf")
+
+
+def test_cache_of_a_user_without_home_is_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SASH_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~no-such-user/.cache")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert cache_dir().parent == tmp_path
+    monkeypatch.setenv("SASH_CACHE_DIR", "~no-such-user/x")
+    with pytest.raises(ModelError, match="SASH_CACHE_DIR"):
+        cache_dir()
+
+
 def test_weights_without_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"12345678")
     with pytest.raises(ModelError, match="name its folder"):

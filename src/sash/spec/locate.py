@@ -20,6 +20,8 @@ SourceKind = Literal["gguf", "folder", "config"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_PATTERNS = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.jinja"]
 _BLOCK_BYTES = 1 << 20
+# Characters of a model argument that an error repeats: somebody's prompt may stand in its place.
+SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,20 @@ def locate(model: str | os.PathLike[str], *, allow_config: bool = False) -> Mode
     text = os.fspath(model)
     if text in NAMES:
         return NAMES[text]()
-    path = Path(text).expanduser()
-    if path.is_dir():
-        return _folder(path)
-    if path.is_file():
-        return _file(path, allow_config)
+    if not text:
+        raise ModelError(f"the model is an empty text. {choices()}")
+    try:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            return _folder(path)
+        if path.is_file():
+            return _file(path, allow_config)
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user who has no home
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelError(f"{text[:SHOWN]!r} can't be read as a model ({reason}). {choices()}") from error
     if HUB_ID.fullmatch(text) and path.suffix not in (".gguf", ".json"):
         return _hub(text)
-    raise ModelError(f"no model at {text!r}: it is neither a file nor a folder. {choices()}")
+    raise ModelError(f"no model at {text[:SHOWN]!r}: it is neither a file nor a folder. {choices()}")
 
 
 def choices() -> str:
@@ -90,11 +98,12 @@ def cache_dir() -> Path:
 
 
 def _cache_candidates() -> list[Path]:
-    if given := os.environ.get("SASH_CACHE_DIR"):
-        return [Path(given).expanduser()]
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    return [Path(base).expanduser() / "sash", Path(tempfile.gettempdir()) / f"sash-{user}"]
+    given, user = os.environ.get("SASH_CACHE_DIR"), os.getuid() if hasattr(os, "getuid") else "user"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    found = [Path(given)] if given else [base / "sash", Path(tempfile.gettempdir()) / f"sash-{user}"]
+    # expanduser of the module leaves a ~ that has no home, where Path's raises.
+    folders = [Path(os.path.expanduser(folder)) for folder in found]
+    return [folder for folder in folders if not str(folder).startswith("~")]
 
 
 def _folder(path: Path) -> ModelSource:
