@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from tests.engine.conftest import MakeLLM, assert_idle
@@ -76,8 +77,12 @@ REFUSED: list[tuple[Any, Any, str]] = [
     ([[]], GREEDY, "prompt is empty"),
     ({"prompt_token_ids": []}, GREEDY, "prompt is empty"),
     ({"text": "x"}, GREEDY, "key prompt or prompt_token_ids"),
-    ([["a", "b"]], GREEDY, "a string or a list of token ids"),
-    ([[1, True]], GREEDY, "a string or a list of token ids"),
+    ([["a", "b"]], GREEDY, "must be integers, got 'a' at place 0"),
+    ([[1, True]], GREEDY, "must be integers, got True at place 1"),
+    ([3, "x"], GREEDY, "must be integers, got 'x' at place 1"),
+    (b"text", GREEDY, "got bytes; decode them"),
+    ([bytearray(b"text")], GREEDY, "got bytes; decode them"),
+    ({"prompt": b"text"}, GREEDY, "got bytes; decode them"),
     ([1.5], GREEDY, "got float"),
     (None, GREEDY, "got NoneType"),
     (7, GREEDY, "got int"),
@@ -100,6 +105,17 @@ REFUSED: list[tuple[Any, Any, str]] = [
 def test_what_can_t_run_is_refused(llm: LLM, prompts: Any, params: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         llm.generate(prompts, params)
+
+
+def test_numpy_token_ids_are_token_ids(llm: LLM) -> None:
+    wanted = answer(llm.generate([7, 8, 9], GREEDY)[0])
+    for ids in (list(np.array([7, 8, 9])), [list(np.array([7, 8, 9], np.int32))]):
+        assert answer(llm.generate(ids, GREEDY)[0]) == wanted  # type: ignore[arg-type]
+
+
+def test_a_stream_checks_its_params(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="sampling_params must be SamplingParams"):
+        llm.stream("x", {"max_tokens": 3})  # type: ignore[arg-type]
 
 
 def test_nothing_is_started_when_one_of_many_is_refused(llm: LLM) -> None:

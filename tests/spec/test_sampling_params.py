@@ -13,13 +13,14 @@ from sash import SamplingParams
 from sash.spec.errors import RequestError
 
 WRONG = [
-    ("n", 0), ("n", 1.0), ("n", True), ("n", None), ("n", "2"),
+    ("n", 0), ("n", 1025), ("n", 2**40), ("n", 1.0), ("n", True), ("n", None), ("n", "2"),
     ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", "hot"),
     ("temperature", None), ("temperature", True), ("temperature", 10**400),
     ("top_k", -2), ("top_k", 2.5), ("top_k", "all"), ("top_k", False),
     ("top_p", 0), ("top_p", 1.01), ("top_p", math.nan), ("top_p", "0.9"),
     ("min_p", -0.01), ("min_p", 1.5), ("min_p", None),
-    ("repetition_penalty", 0), ("repetition_penalty", math.inf), ("repetition_penalty", [1.0]),
+    ("repetition_penalty", 0), ("repetition_penalty", 1e-300), ("repetition_penalty", math.inf),
+    ("repetition_penalty", [1.0]),
     ("presence_penalty", -2.1), ("presence_penalty", math.nan), ("presence_penalty", "1"),
     ("frequency_penalty", 2.1), ("frequency_penalty", {}),
     ("logit_bias", {-1: 1.0}), ("logit_bias", {1: math.inf}), ("logit_bias", {1: 1e39}), ("logit_bias", {"1": 1.0}),

@@ -101,5 +101,7 @@ def test_text_parts_are_joined_and_other_parts_refused() -> None:
     assert render("{{ messages[0]['content'] }}", [{"role": "user", "content": parts}]) == "ab"
     with pytest.raises(RequestError, match="must be text or a list"):
         render("x", [{"role": "user", "content": [{"type": "image_url"}]}])
-    with pytest.raises(RequestError, match="messages need a role"):
+    with pytest.raises(RequestError, match="with a role"):
         render("x", [{"content": "x"}])
+    with pytest.raises(RequestError, match="with a role"):
+        render("x", ["hello"])  # type: ignore[list-item]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from sash.engine.messages import AddRequest, CancelRequest, Update
 from sash.engine.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
@@ -97,11 +98,16 @@ class Frontend:
             if self._tokenizer is None:
                 raise RequestError("this engine has no tokenizer; give the prompt as token ids")
             return prompt, self._tokenizer.encode(prompt)
-        if isinstance(prompt, Sequence) and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt):
-            if not prompt:
-                raise RequestError("the prompt is empty; give some text or token ids")
-            return None, [int(t) for t in prompt]
-        raise RequestError(f"a prompt is a string or a list of token ids, got {type(prompt).__name__}")
+        if isinstance(prompt, bytes | bytearray):  # its numbers would pass for token ids
+            raise RequestError("a prompt is a string or a list of token ids, got bytes; decode them, as UTF-8 mostly")
+        if not isinstance(prompt, Sequence):
+            raise RequestError(f"a prompt is a string or a list of token ids, got {type(prompt).__name__}")
+        for i, token in enumerate(prompt):
+            if isinstance(token, bool) or not isinstance(token, Integral):
+                raise RequestError(f"token ids of a prompt must be integers, got {token!r} at place {i}")
+        if not prompt:
+            raise RequestError("the prompt is empty; give some text or token ids")
+        return None, [int(t) for t in prompt]
 
     def _text(self, params: SamplingParams) -> IncrementalText | None:
         if self._tokenizer is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, cast
 
 from sash.engine.build import build_core
@@ -95,7 +96,7 @@ class LLM:
         Raises:
             RequestError: the request can never run.
         """
-        request = self._frontend.open(prompt, sampling_params or SamplingParams())
+        request = self._frontend.open(prompt, _params_for([prompt], sampling_params)[0])
         self.core.check_request(request.message)
         return self._deltas(request)
 
@@ -171,11 +172,11 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping):
+    if isinstance(prompts, str | bytes | Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence):
         raise RequestError(f"prompts must be a text, token ids or a list of these, got {type(prompts).__name__}")
-    if prompts and isinstance(prompts[0], int):
+    if prompts and isinstance(prompts[0], Integral):
         return [cast(Sequence[int], prompts)]
     return list(cast(Sequence[Prompt], prompts))
 

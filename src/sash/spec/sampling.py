@@ -10,6 +10,7 @@ from typing import Any
 from sash.spec.errors import RequestError
 
 MAX_LOGPROBS = 100
+MAX_ANSWERS = 1024
 _MASK64 = (1 << 64) - 1
 # Beyond this a float32 logit may overflow.
 MAX_NUMBER = 1e30
@@ -20,7 +21,7 @@ class SamplingParams:
     """How tokens are chosen and when a request ends.
 
     Args:
-        n: number of answers to the prompt.
+        n: number of answers to the prompt, at most 1024.
         temperature: 0 is greedy; else logits are divided by it.
         top_k: keep the k best tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of best tokens whose probability reaches it, in (0, 1].
@@ -84,12 +85,16 @@ class SamplingParams:
     def _rules(self) -> list[tuple[str, bool, str]]:
         allowed, biases = self.allowed_token_ids, self.logit_bias
         return [
-            ("n", self.n >= 1, "at least 1"),
+            ("n", 1 <= self.n <= MAX_ANSWERS, f"1 to {MAX_ANSWERS}"),
             ("temperature", 0 <= self.temperature <= MAX_NUMBER, "a finite number of 0 or more"),
             ("top_k", self.top_k >= -1, "at least 1, or 0 or -1 for all"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty <= MAX_NUMBER, "above 0 and finite"),
+            (
+                "repetition_penalty",
+                1 / MAX_NUMBER <= self.repetition_penalty <= MAX_NUMBER,
+                f"above 0 (at least {1 / MAX_NUMBER:g}) and at most {MAX_NUMBER:g}",
+            ),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
             (

@@ -77,9 +77,12 @@ def render_chat(
 
 def _plain(message: Message) -> dict[str, Any]:
     """A message whose list of text parts is joined into one text."""
+    if not isinstance(message, Mapping) or "role" not in message:
+        raise RequestError(
+            f"messages are mappings with a role (system, user or assistant) and content each, such as "
+            f'{{"role": "user", "content": "Hello"}}; got {message!r}'
+        )
     content = message.get("content")
-    if "role" not in message:
-        raise RequestError(f"messages need a role (system, user or assistant) each, got {dict(message)!r}")
     if not isinstance(content, list):
         return dict(message)
     if not all(isinstance(p, Mapping) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
