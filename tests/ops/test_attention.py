@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 import torch
-from tests.ops.attention_cases import Call, Part, assert_close, dense, make_call
+from tests.ops.attention_cases import Call, Part, assert_close, dense, make_call, native_versions
 
 from sash.ops import attention_reference, attention_torch, fixed
 from sash.spec.span import BoundSpan, Span, SpanKind
 
-OPS = {"torch": attention_torch.attention, "fixed": fixed.attention}
+OPS = {"torch": attention_torch.attention, "fixed": fixed.attention, **native_versions()}
 DTYPES = [torch.float32, torch.bfloat16]
 
 

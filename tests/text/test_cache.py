@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,24 +52,23 @@ def test_a_damaged_file_is_built_again(folder: Path, damage: Callable[[bytes], b
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SASH_CACHE_DIR", str(tmp_path / "file" / "below"))
-    with caplog.at_level(logging.WARNING):
-        assert cached("kind", "a", lambda: DATA) == DATA
-    assert "SASH_CACHE_DIR" in caplog.text
+    assert cached("kind", "a", lambda: DATA) == DATA
+    assert "SASH_CACHE_DIR" in capsys.readouterr().err
 
 
 def test_a_failed_write_leaves_nothing_behind(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cache.os, "replace", full)
     assert cached("kind", "a", lambda: DATA) == DATA
-    assert "No space left on device" in caplog.text
+    assert "No space left on device" in capsys.readouterr().err
     assert list(folder.iterdir()) == []
 
 

@@ -6,7 +6,6 @@ import os
 import time
 from dataclasses import dataclass
 
-import structlog
 import torch
 
 from sash.engine.core import EngineCore
@@ -18,11 +17,10 @@ from sash.spec.config import EngineConfig, ResolvedConfig
 from sash.spec.errors import ConfigError
 from sash.spec.load import load_spec
 from sash.spec.locate import ModelSource, locate
+from sash.spec.log import logger
 from sash.spec.machine import Machine, probe_cpu
 from sash.spec.model import ModelSpec
 from sash.weights.load import Progress, load_weights
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +64,19 @@ def build_core(model: str | os.PathLike[str], options: EngineConfig, progress: P
     spec = load_spec(source)
     config = options.resolve(spec, probe(options.device))
     for reason in config.reasons:
-        log.info("decided", reason=reason)
+        logger().info("decided", reason=reason)
     dtype, device = getattr(torch, config.dtype), torch.device(config.device)
     weights = load_weights(source.path, spec, dtype, device, progress)
     core = assemble(spec, config, weights)
-    log.info(config.pool_line())
-    log.info("ready", model=source.name, dtype=config.dtype, seconds=round(time.perf_counter() - started, 2))
+    logger().info(config.pool_line())
+    logger().info("ready", model=source.name, dtype=config.dtype, seconds=round(time.perf_counter() - started, 2))
     return Built(core, spec, source, config)
 
 
 def assemble(spec: ModelSpec, config: ResolvedConfig, weights: dict[str, torch.Tensor]) -> EngineCore:
     """A core from loaded weights (canonical names; emptied)."""
     ops = resolve_ops(deterministic=config.options.deterministic)
+    logger().info("kernels", table=ops.name, note=ops.note)
     decoder = Decoder(spec, weights, ops, max_model_len=config.max_model_len)
     pools = tuple(
         KVPool(group, pages, config.demand.page_size, getattr(torch, config.dtype), decoder.device)

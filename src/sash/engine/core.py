@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-import structlog
 import torch
 
 from sash.engine.messages import AddRequest, CancelRequest, Update
@@ -21,8 +20,7 @@ from sash.scheduler.scheduler import Scheduler, Ticket
 from sash.spec.config import ResolvedConfig
 from sash.spec.errors import LedgerError, RequestError
 from sash.spec.footprint import page_bytes, uniform_bytes
-
-log = structlog.get_logger()
+from sash.spec.log import logger
 
 
 class StepRunner(Protocol):
@@ -265,8 +263,8 @@ class EngineCore:
         self.num_failed_steps += 1
         text = f"{type(error).__name__}: {error}"
         failed = self.scheduler.fail(plan)
-        log.warning("step_failed", error=text, requests=len(plan.items), failed=failed)
-        log.debug("step_failed", traceback="".join(traceback.format_exception(error)))
+        logger().warning("step_failed", error=text, requests=len(plan.items), failed=failed)
+        logger().debug("step_failed", traceback="".join(traceback.format_exception(error)))
         for answer_id in failed:
             self._finish(answer_id, "error", f"the step raised twice: {text}")
 

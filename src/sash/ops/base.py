@@ -28,6 +28,7 @@ class Ops:
     gated(gate_up [N, 2I], activation) -> [N, I]                      gate first, then up
     pack(weight [out, in]) -> the weight as this table's linear reads it fastest; may be opaque
     attention: see ``sash.ops.attention_reference.attention``
+    ``note`` says why this table, or on which instruction set.
     """
 
     name: str
@@ -38,3 +39,4 @@ class Ops:
     gated: Callable[..., torch.Tensor]
     attention: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     pack: Callable[[torch.Tensor], torch.Tensor] = as_is
+    note: str = ""

@@ -1,13 +1,14 @@
-"""Which ops run: a name to a filled table. The torch table is the default, reference is the oracle."""
+"""Which ops run: native where the C++ kernels are built, else torch; reference is the oracle."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from sash.ops.base import Ops
 from sash.spec.errors import ConfigError
 
-KERNELS = ("torch", "reference")
+KERNELS = ("native", "torch", "reference")
 
 
 def resolve_ops(*, deterministic: bool = False, kernels: str | None = None) -> Ops:
@@ -15,15 +16,15 @@ def resolve_ops(*, deterministic: bool = False, kernels: str | None = None) -> O
 
     Args:
         deterministic: a row's result must not depend on the rows beside it, bit for bit.
-        kernels: torch, reference, or auto; None reads the environment's SASH_KERNELS.
+        kernels: native, torch, reference, or auto: native where it is built, else torch, with the reason in
+            the table's ``note``; None reads the environment's SASH_KERNELS.
 
     Raises:
-        ConfigError: an unknown name, or reference kernels for a deterministic engine.
+        ConfigError: an unknown name, native kernels that aren't built, or reference kernels for a
+            deterministic engine.
     """
     name = kernels or os.environ.get("SASH_KERNELS", "auto")
-    if name == "auto":
-        name = "torch"
-    if name not in KERNELS:
+    if name not in ("auto", *KERNELS):
         raise ConfigError(f"SASH_KERNELS={name!r} is unknown; use auto, {' or '.join(KERNELS)}")
     if name == "reference" and deterministic:
         raise ConfigError(
@@ -32,7 +33,20 @@ def resolve_ops(*, deterministic: bool = False, kernels: str | None = None) -> O
         )
     if name == "reference":
         return _reference()
-    return _deterministic() if deterministic else _torch()
+    if deterministic:
+        return _deterministic()
+    return _torch() if name == "torch" else _native(required=name == "native")
+
+
+def _native(*, required: bool) -> Ops:
+    from sash.ops import native
+
+    module, note = native.load()
+    if module is None and required:
+        raise ConfigError(f"SASH_KERNELS=native: {note}, or use SASH_KERNELS=torch")
+    if module is None:
+        return replace(_torch(), note=note)
+    return replace(_torch(), name="native", attention=native.attention, note=note)
 
 
 def _torch() -> Ops:

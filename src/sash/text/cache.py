@@ -7,7 +7,6 @@ under its final name at once, so any number of processes may do it at the same t
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import tempfile
 from collections.abc import Callable
@@ -16,11 +15,10 @@ from pathlib import Path
 
 from sash.spec.errors import ModelError
 from sash.spec.locate import cache_dir
+from sash.spec.log import logger
 
 MAGIC = b"sash-cache-1\n"
 DIGEST_BYTES = 16
-
-_log = logging.getLogger(__name__)
 
 
 def cached(kind: str, key: str, build: Callable[[], bytes]) -> bytes:
@@ -31,7 +29,7 @@ def cached(kind: str, key: str, build: Callable[[], bytes]) -> bytes:
     try:
         path = cache_dir() / f"{kind}-{key}"
     except ModelError as error:
-        _log.warning("%s", error)
+        logger().warning(str(error))
         return build()
     data = _read(path)
     if data is None:
@@ -39,7 +37,7 @@ def cached(kind: str, key: str, build: Callable[[], bytes]) -> bytes:
         try:
             _write(path, data)
         except OSError as error:
-            _log.warning("%s can't be written (%s); set SASH_CACHE_DIR to a folder that can", path, error)
+            logger().warning(f"{path} can't be written ({error}); set SASH_CACHE_DIR to a folder that can")
     return data
 
 
