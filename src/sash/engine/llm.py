@@ -102,19 +102,19 @@ class LLM:
 
     def _deltas(self, request: Request) -> Iterator[RequestOutput]:
         self._start(request)
+        total = len(request.whole.prompt_token_ids)
+        read = 0 if total > self.config.chunk else total
         try:
             while request.deltas or not request.whole.finished:
                 while not request.deltas:
                     self._pump()
-                    self._show_prompt(request)
+                    # Told until it is read: a bar that came again between two tokens would wipe their line away.
+                    if self._progress and read < total:
+                        read = min(request.computed_tokens, total)
+                        self._progress("prompt", read, total)
                 yield request.deltas.pop(0)
         finally:
             self._stop(request)
-
-    def _show_prompt(self, request: Request) -> None:
-        total = len(request.whole.prompt_token_ids)
-        if self._progress and total > self.config.chunk:
-            self._progress("prompt", min(request.computed_tokens, total), total)
 
     def _start(self, request: Request) -> None:
         self.core.add(request.message)
