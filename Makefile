@@ -19,7 +19,9 @@ help:
 	@echo 'make test-all  the slow tests too, with coverage; recorded in docs/records/tests.jsonl'
 	@echo 'make e2e       real models against the oracle; recorded there as well'
 	@echo 'make check     format, lint, types, import direction, sizes, dead code'
+	@echo 'make format    fix what check finds and a machine can fix'
 	@echo 'make bench     sash and transformers in alternating runs'
+	@echo 'make clean     remove $(VENV) and everything else that was made'
 
 $(VENV)/.created:
 	@for python in $(PYTHON); do \
