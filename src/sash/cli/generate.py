@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from sash.cli.options import EngineOptions, SamplingOptions, with_options
 from sash.cli.progress import Progress
 from sash.cli.prompt import read_prompt
 from sash.cli.report import plain, pool_rows, print_stats
+from sash.cli.streams import print_json
 
 MODEL_HELP = "gemma3-270m, smollm2-135m, a Hugging Face folder, a .gguf file, or a hub id."
 
@@ -51,7 +51,7 @@ def generate(
     timings = run.timings(load_s)
     rows = pool_rows(llm.stats()) if as_json or stats else []
     if as_json:
-        print(json.dumps(_document(run, timings, rows), ensure_ascii=False))
+        print_json(_document(run, timings, rows))
     elif streaming:
         print()
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sash.cli.report import plain
+from sash.cli.streams import print_json
 from sash.spec.footprint import row_bytes
 from sash.spec.groups import group_layers
 from sash.spec.load import load_spec
@@ -27,7 +27,7 @@ def inspect(
     source = locate(model, allow_config=True)
     spec = load_spec(source)
     if as_json:
-        print(json.dumps(_document(source, spec), ensure_ascii=False))
+        print_json(_document(source, spec))
     else:
         _print(source, spec)
 

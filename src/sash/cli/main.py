@@ -13,6 +13,7 @@ from sash.cli.bench import offline
 from sash.cli.chat import chat
 from sash.cli.generate import generate
 from sash.cli.inspect import inspect
+from sash.cli.streams import standard_streams
 from sash.spec.errors import SashError
 
 
@@ -66,4 +67,5 @@ def root(
 
 def main() -> None:
     """Entry point of the console script; exits with 0, 2 (refused), 130 (interrupted) or 1 (a defect)."""
-    app(prog_name="sash")
+    with standard_streams():
+        app(prog_name="sash")
