@@ -359,4 +359,4 @@ def test_what_each_block_is_made_of() -> None:
     assert (cohere.block, cohere.norm) == (BlockKind.PARALLEL, NormKind.LAYER)
     assert (olmo.block, olmo.layers[0].qk_norm) == (BlockKind.POST, QkNorm.FULL)
     oss = spec_from_hf(config("gpt-oss")).layers[0]
-    assert oss.learned_sinks and oss.mlp.activation is Activation.CLAMPED_SWIGLU and not oss.mlp.router_softmax_first
+    assert oss.learned_sinks and oss.mlp.activation is Activation.CLAMPED_SWIGLU and oss.mlp.router_bias

@@ -67,14 +67,8 @@ class MoeMlp:
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights (float32) and expert numbers (int64) of each row of x: two times [N, experts_per_token]."""
         logits = self.ops.linear(x, self.router, self.router_bias).float()
-        top = self.spec.experts_per_token
-        if not self.spec.router_softmax_first:
-            best, chosen = logits.topk(top, dim=-1)
-            return best.softmax(dim=-1), chosen
-        scores, chosen = logits.softmax(dim=-1).topk(top, dim=-1)
-        if self.spec.renormalise:
-            scores = scores / scores.sum(dim=-1, keepdim=True)
-        return scores, chosen
+        best, chosen = logits.topk(self.spec.experts_per_token, dim=-1)
+        return best.softmax(dim=-1), chosen
 
     def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         gate_up_bias = None if self.gate_up_bias is None else self.gate_up_bias[expert]

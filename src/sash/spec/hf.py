@@ -10,7 +10,7 @@ from sash.spec.hf_families import FAMILIES, Family
 from sash.spec.hf_fields import Fields
 from sash.spec.hf_rope import rope_of
 from sash.spec.hf_windows import FULL, LayerWindow, layer_windows, window_fields_of
-from sash.spec.model import Activation, LayerSpec, MlpSpec, ModelSpec, RopeSpec
+from sash.spec.model import MAX_LAYERS, Activation, LayerSpec, MlpSpec, ModelSpec, RopeSpec
 from sash.spec.span import SpanKind
 
 ACTIVATIONS = {
@@ -38,6 +38,8 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     fields = Fields(merged, family.defaults, family.name)
     _refuse(fields)
     num_layers = fields.integer("num_hidden_layers")
+    if num_layers > MAX_LAYERS:
+        raise fields.error("num_hidden_layers", num_layers, f"1 to {MAX_LAYERS}")
     windows = layer_windows(fields, num_layers, family.full_every)
     return ModelSpec(
         architecture=family.name,
@@ -46,12 +48,12 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         layers=_layers(family, fields, windows),
         max_position=fields.integer("max_position_embeddings"),
         norm=family.norm,
-        norm_eps=fields.number(family.norm_eps_field),
+        norm_eps=fields.number(family.norm_eps_field, above=0),
         block=family.block,
         qkv_bias=_switch(fields, family.qkv_bias),
         o_bias=_switch(fields, family.o_bias),
         embed_scale=fields.integer("hidden_size") ** 0.5 if family.scaled_embedding else 1.0,
-        logit_scale=fields.number("logit_scale", 1.0) if family.name == "cohere2" else 1.0,
+        logit_scale=fields.number(family.logit_scale_field) if family.logit_scale_field else 1.0,
         final_softcap=_softcap(fields, "final_logit_softcapping"),
         tied_embeddings=fields.flag("tie_word_embeddings"),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
@@ -67,6 +69,10 @@ def supported() -> str:
 
 def _family(config: Mapping[str, Any]) -> Family:
     names = config.get("architectures") or []
+    if not isinstance(names, list):
+        raise ModelError(
+            f"architectures in config.json must be a list of names such as LlamaForCausalLM, got {names!r}"
+        )
     model_type = config.get("model_type")
     for family in FAMILIES:
         if any(name in family.architectures for name in names) or (not names and model_type in family.model_types):
@@ -117,12 +123,14 @@ def _layers(family: Family, fields: Fields, windows: tuple[LayerWindow, ...]) ->
     if heads % kv_heads:
         raise ModelError(f"num_key_value_heads={kv_heads} must divide num_attention_heads={heads}")
     head_dim = _head_dim(family, fields, heads)
-    scalar = fields.number("query_pre_attn_scalar", float(head_dim)) if family.scaled_embedding else float(head_dim)
+    scalar = (
+        fields.number("query_pre_attn_scalar", float(head_dim), above=0) if family.scaled_embedding else float(head_dim)
+    )
     hybrid = any(window.span.kind is not SpanKind.FULL for window in windows)
     ropes: dict[str, RopeSpec | None] = {}
     for kind in {window.layer_type for window in windows}:
         nope = family.nope_full and hybrid and kind == FULL
-        ropes[kind] = None if nope else _rope(family, fields, kind, head_dim)
+        ropes[kind] = None if nope else rope_of(fields, family, kind, head_dim)
     mlp = _mlp(family, fields)
     return tuple(
         LayerSpec(
@@ -143,12 +151,6 @@ def _layers(family: Family, fields: Fields, windows: tuple[LayerWindow, ...]) ->
     )
 
 
-def _rope(family: Family, fields: Fields, kind: str, head_dim: int) -> RopeSpec:
-    return rope_of(
-        fields, kind, head_dim, scale_full_only=family.rope_scale_full_only, interleaved=family.interleaved_rope
-    )
-
-
 def _head_dim(family: Family, fields: Fields, heads: int) -> int:
     if family.own_head_dim and fields.get("head_dim") is not None:
         return fields.integer("head_dim")
@@ -161,26 +163,21 @@ def _head_dim(family: Family, fields: Fields, heads: int) -> int:
 
 
 def _mlp(family: Family, fields: Fields) -> MlpSpec:
-    size = fields.integer("intermediate_size")
-    name = fields.text(family.activation_field)
-    if name not in ACTIVATIONS:
-        raise ModelError(f"{family.activation_field}={name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+    size, bias = fields.integer("intermediate_size"), _switch(fields, family.mlp_bias)
+    activation = family.activation or _activation(family, fields)
     if not family.experts:
-        return MlpSpec(size, ACTIVATIONS[name], bias=family.name == "llama" and fields.flag("mlp_bias"))
+        return MlpSpec(size, activation, bias)
     experts, chosen = fields.integer("num_local_experts"), fields.integer("num_experts_per_tok")
     if chosen > experts:
         raise ModelError(f"num_experts_per_tok={chosen} must be at most num_local_experts={experts}")
-    if family.name == "gpt-oss":
-        return MlpSpec(
-            size,
-            Activation.CLAMPED_SWIGLU,
-            bias=True,
-            num_experts=experts,
-            experts_per_token=chosen,
-            router_bias=True,
-            router_softmax_first=False,
-        )
-    return MlpSpec(size, ACTIVATIONS[name], num_experts=experts, experts_per_token=chosen)
+    return MlpSpec(size, activation, bias, num_experts=experts, experts_per_token=chosen, router_bias=bias)
+
+
+def _activation(family: Family, fields: Fields) -> Activation:
+    name = fields.text(family.activation_field)
+    if name not in ACTIVATIONS:
+        raise ModelError(f"{family.activation_field}={name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
 
 
 def _switch(fields: Fields, value: bool | str) -> bool:
@@ -192,6 +189,4 @@ def _softcap(fields: Fields, name: str) -> float:
     value = fields.get(name)
     if value is None:
         return 0.0
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise fields.error(name, value, "a number above 0, or null for none")
-    return float(value)
+    return fields.number(name, above=0)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sash.spec.model import BlockKind, NormKind, QkNorm
+from sash.spec.model import Activation, BlockKind, NormKind, QkNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,15 @@ class Family:
         architectures: class names in ``architectures``.
         model_types: values of ``model_type``, used when ``architectures`` is absent.
         norm_eps_field, activation_field: what the config calls these.
+        activation: the MLP's, whatever a field says; None: ``activation_field`` names it.
         full_every: without any field that selects layers, every n-th is full; 0: all alike.
-        qkv_bias, o_bias: whether these have a bias; a string names the field that says so.
+        qkv_bias, o_bias, mlp_bias: whether these have a bias; a string names the field that says so. A mixture of
+            experts has the router's with the MLP's.
+        logit_scale_field: names the factor of the logits; "": 1.
+        yarn_is_longrope: a rotary type yarn means LongRoPE, as its first files called it.
         nope_full: full layers of a hybrid have no rotary embedding.
         interleaved_rope: neighbouring dimensions form a pair.
-        rope_scale_full_only: an old ``rope_scaling`` is meant for full layers alone.
+        rope_scale_full_only: an old ``rope_scaling`` is meant for full layers alone (Gemma 3, OLMo 3).
         learned_sinks: one learned logit per head, whose probability is dropped.
         experts: the MLP is a mixture of experts.
         scaled_embedding: embeddings times sqrt(hidden_size), and query_pre_attn_scalar scales the products.
@@ -42,8 +46,12 @@ class Family:
     norm_eps_field: str = "rms_norm_eps"
     qk_norm: QkNorm = QkNorm.NONE
     activation_field: str = "hidden_act"
+    activation: Activation | None = None
     qkv_bias: bool | str = False
     o_bias: bool | str = False
+    mlp_bias: bool | str = False
+    logit_scale_field: str = ""
+    yarn_is_longrope: bool = False
     full_every: int = 0
     nope_full: bool = False
     interleaved_rope: bool = False
@@ -66,6 +74,7 @@ FAMILIES: tuple[Family, ...] = (
         ("llama",),
         qkv_bias="attention_bias",
         o_bias="attention_bias",
+        mlp_bias="mlp_bias",
         defaults=_defaults(
             max_position_embeddings=2048, rms_norm_eps=1e-6, bos_token_id=1, eos_token_id=2, attention_bias=False
         ),
@@ -196,6 +205,7 @@ FAMILIES: tuple[Family, ...] = (
         "phi3",
         ("Phi3ForCausalLM",),
         ("phi3",),
+        yarn_is_longrope=True,
         defaults=_defaults(max_position_embeddings=4096, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=32000),
     ),
     Family(
@@ -205,6 +215,7 @@ FAMILIES: tuple[Family, ...] = (
         block=BlockKind.PARALLEL,
         norm=NormKind.LAYER,
         norm_eps_field="layer_norm_eps",
+        logit_scale_field="logit_scale",
         qkv_bias="attention_bias",
         o_bias="attention_bias",
         full_every=4,
@@ -260,6 +271,8 @@ FAMILIES: tuple[Family, ...] = (
         "gpt-oss",
         ("GptOssForCausalLM",),
         ("gpt_oss",),
+        activation=Activation.CLAMPED_SWIGLU,
+        mlp_bias=True,
         qkv_bias="attention_bias",
         o_bias="attention_bias",
         full_every=2,

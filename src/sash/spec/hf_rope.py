@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sash.spec.errors import ModelError
+from sash.spec.hf_families import Family
 from sash.spec.hf_fields import Fields
 from sash.spec.hf_windows import CHUNKED, FULL, SLIDING
 from sash.spec.model import RopeKind, RopeSpec
@@ -18,22 +19,21 @@ LAYER_TYPES = (FULL, SLIDING, CHUNKED)
 OLD_NAMES = {"su": "longrope"}
 
 
-def rope_of(fields: Fields, layer_type: str, head_dim: int, *, scale_full_only: bool, interleaved: bool) -> RopeSpec:
+def rope_of(fields: Fields, family: Family, layer_type: str, head_dim: int) -> RopeSpec:
     """RopeSpec of the layers of one type.
 
     Args:
-        fields: the config with its architecture's defaults.
+        fields: the config with its family's defaults.
+        family: says how the config's rotary fields are meant.
         layer_type: ``full_attention``, ``sliding_attention`` or ``chunked_attention``.
         head_dim: dimensions of a head; ``partial_rotary_factor`` of them rotate.
-        scale_full_only: an old ``rope_scaling`` is meant for full layers alone (Gemma 3, OLMo 3).
-        interleaved: neighbouring dimensions form a pair.
 
     Raises:
         ModelError: an unknown type or a missing or impossible number, named.
     """
-    where, params = _parameters(fields, layer_type, scale_full_only)
+    where, params = _parameters(fields, layer_type, family.rope_scale_full_only)
     own = Fields(params, {}, fields.architecture)
-    kind = _kind(fields, own, where)
+    kind = _kind(own, where, yarn_is_longrope=family.yarn_is_longrope)
     partial = own.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     rotary = int(head_dim * partial)
     if rotary < 2 or rotary % 2 or rotary > head_dim:
@@ -46,8 +46,8 @@ def rope_of(fields: Fields, layer_type: str, head_dim: int, *, scale_full_only: 
     if base <= 1:
         raise ModelError(f"rope_theta must be above 1, got {base}")
     if kind is RopeKind.DEFAULT:
-        return RopeSpec(rotary, base, interleaved=interleaved)
-    return RopeSpec(rotary, base, kind, interleaved, **_scaling(fields, own, kind, rotary, where))
+        return RopeSpec(rotary, base, interleaved=family.interleaved_rope)
+    return RopeSpec(rotary, base, kind, family.interleaved_rope, **_scaling(fields, own, kind, rotary, where))
 
 
 def _parameters(fields: Fields, layer_type: str, scale_full_only: bool) -> tuple[str, dict[str, Any]]:
@@ -76,11 +76,11 @@ def _old_base(fields: Fields, layer_type: str) -> Any:
     return fields.get("rope_theta")
 
 
-def _kind(fields: Fields, own: Fields, where: str) -> RopeKind:
-    name = own.get("rope_type") or own.get("type") or "default"
+def _kind(own: Fields, where: str, *, yarn_is_longrope: bool) -> RopeKind:
+    name = own.text("rope_type", own.text("type", "default")) or "default"
     name = OLD_NAMES.get(name, name)
-    if fields.architecture == "phi3" and name == "yarn":
-        name = "longrope"  # its first files called LongRoPE so
+    if yarn_is_longrope and name == "yarn":
+        name = "longrope"
     if name not in list(RopeKind) or own.get("mrope_section"):
         raise ModelError(f"{where} has rope_type={name!r}, which sash doesn't know; known: {', '.join(RopeKind)}")
     return RopeKind(name)
@@ -89,8 +89,9 @@ def _kind(fields: Fields, own: Fields, where: str) -> RopeKind:
 def _scaling(fields: Fields, own: Fields, kind: RopeKind, rotary: int, where: str) -> dict[str, Any]:
     longest = fields.integer("max_position_embeddings")
     original = fields.get("original_max_position_embeddings") or own.get("original_max_position_embeddings") or longest
-    if isinstance(original, bool) or not isinstance(original, (int, float)) or original < 1:
-        raise fields.error("original_max_position_embeddings", original, "a number of tokens")
+    good = isinstance(original, (int, float)) and not isinstance(original, bool) and 2 <= original < 2**63
+    if not good:
+        raise fields.error("original_max_position_embeddings", original, "a number of 2 or more tokens")
     out: dict[str, Any] = {"max_position": longest, "original_max_position": int(original)}
     needs_factor = kind not in (RopeKind.YARN, RopeKind.LONGROPE)
     factor = own.number("factor", None if needs_factor else longest / original)
@@ -100,7 +101,7 @@ def _scaling(fields: Fields, own: Fields, kind: RopeKind, rotary: int, where: st
     if kind in (RopeKind.YARN, RopeKind.LONGROPE) and own.get("attention_factor") is not None:
         out["attention_factor"] = own.number("attention_factor")
     if kind is RopeKind.YARN:
-        out |= {"beta_fast": own.number("beta_fast", 32.0), "beta_slow": own.number("beta_slow", 1.0)}
+        out |= {"beta_fast": own.number("beta_fast", 32.0, above=0), "beta_slow": own.number("beta_slow", 1.0, above=0)}
         out |= {n: own.number(n) for n in ("mscale", "mscale_all_dim") if own.get(n) is not None}
         out["truncate"] = own.flag("truncate", True)
     elif kind is RopeKind.LLAMA3:

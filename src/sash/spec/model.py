@@ -12,6 +12,11 @@ from enum import StrEnum
 from sash.spec.span import Span
 
 
+# More layers than any model has: a description with more is damaged, and would fill the memory before its weights
+# are missed.
+MAX_LAYERS = 10_000
+
+
 class RopeKind(StrEnum):
     """Frequency schedules of rotary position embedding."""
 
@@ -64,9 +69,8 @@ class Activation(StrEnum):
 class MlpSpec:
     """Gated MLP, dense (``num_experts`` 0) or a mixture of experts.
 
-    ``router_softmax_first`` takes the softmax over all experts and then the top k (Mixtral);
-    otherwise the top k logits first and the softmax over them (gpt-oss). ``renormalise`` makes the
-    chosen weights sum to 1.
+    The chosen experts' weights are a softmax over their own router logits: gpt-oss says so, and Mixtral's softmax
+    over all experts, divided by its sum over the chosen ones, is the same.
     """
 
     intermediate_size: int
@@ -75,8 +79,6 @@ class MlpSpec:
     num_experts: int = 0
     experts_per_token: int = 0
     router_bias: bool = False
-    router_softmax_first: bool = True
-    renormalise: bool = True
 
 
 class QkNorm(StrEnum):
