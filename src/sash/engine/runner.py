@@ -69,7 +69,7 @@ class Runner:
     def run(self, plan: StepPlan, sequences: Mapping[str, Sequence]) -> StepResult:
         """Compute a step: write its K and V, sample its tokens. ``sequences`` is not changed."""
         step = _Step(plan, sequences, self._spec, self._place, self.pools, self._ops)
-        self._copy(tuple(c for c in step.copies_before()))
+        self._copy(step.copies_before())
         hidden = self._decoder.forward(
             step.token_ids.to(self.device), step.positions.to(self.device), step.attend, step.narrow(self.device)
         )
@@ -192,11 +192,11 @@ class _Step:
             enter = leave
         return layers
 
-    def copies_before(self) -> list[tuple[tuple[int, int], ...]]:
+    def copies_before(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Per group, pages to copy before the first layer."""
-        return [
+        return tuple(
             tuple(pair for item in self.plan.items for pair in item.tables[g].copies) for g in range(len(self._pools))
-        ]
+        )
 
     def narrow(self, device: torch.device) -> dict[int, torch.Tensor] | None:
         """Per layer that drops rows, the indices of those that stay."""
@@ -282,8 +282,7 @@ class _GroupStep:
             single = write and item.count == 1 and r.enter == item.start and table.keeps(item.start)
             segments.append(_segment(table, item, r, q_row, kv_row, single))
             if write:
-                kept = np.arange(r.enter, item.end)
-                kept = kept[(kept >= table.kept_from) | (kept < table.shape.pin * table.shape.page_size)]
+                kept = np.concatenate([np.arange(p.start, p.stop) for p in table.kept(r.enter, item.end)])
                 (early if single else late).append((kept - r.enter + kv_row, _slots(table, table.write, kept)))
             q_row += item.end - r.leave
             kv_row += item.end - r.enter
@@ -296,7 +295,7 @@ def _segment(table: TableStep, item: StepItem, rows: _Rows, q_row: int, kv_row: 
     first = table.bound.first_of(first_query, item.end)
     sinks = min(table.bound.sinks, first)
     past = np.concatenate([np.arange(sinks), np.arange(first, max(kv_start, first))])
-    past = past[past < kv_start]
+    past = past[past < kv_start] if first_query < item.end else past[:0]
     return Segment(
         bound=table.bound,
         q_row=q_row,

@@ -31,9 +31,19 @@ class TableStep:
     kept_from: int
     copies: tuple[tuple[int, int], ...] = ()
 
+    def kept(self, start: int, end: int) -> tuple[range, range]:
+        """Which of the step's rows ``start`` … ``end`` - 1 are written: on pinned pages, and from the window on."""
+        return _kept_rows(self.shape, self.kept_from, start, end)
+
     def keeps(self, position: int) -> bool:
         """Whether the row at ``position`` of this step is written."""
-        return position >= self.kept_from or position < self.shape.pin * self.shape.page_size
+        return any(position in rows for rows in self.kept(position, position + 1))
+
+
+def _kept_rows(shape: TableShape, kept_from: int, start: int, end: int) -> tuple[range, range]:
+    """Rows start … end - 1 that some later query can see: pinned ones, and those from ``kept_from`` on."""
+    pinned = shape.pin * shape.page_size
+    return range(start, min(end, pinned)), range(max(start, kept_from, pinned), end)
 
 
 class PageTable:
@@ -48,7 +58,7 @@ class PageTable:
     ``promise`` is the number of pages this request may still take without asking.
     """
 
-    __slots__ = ("_pool", "bound", "columns", "promise", "shape", "top")
+    __slots__ = ("_copying", "_pool", "bound", "columns", "promise", "shape", "top")
 
     def __init__(self, pool: PagePool, shape: TableShape, bound: BoundSpan) -> None:
         self._pool = pool
@@ -57,13 +67,13 @@ class PageTable:
         self.columns: array[int] = array("i")
         self.promise = 0
         self.top = -1  # highest page index that has had a page
+        self._copying = False  # whether the last step goes on in copies of shared pages
 
     def _written_pages(self, start: int, count: int) -> list[int]:
         """Indices of the pages that rows start … start + count - 1 are written to, ascending."""
-        size, pin, end = self.shape.page_size, self.shape.pin, start + count
-        high = ceil_div(end, size)
-        low = max(start, self._kept_from(end)) // size
-        return [*range(start // size, min(pin, high)), *range(max(low, pin), high)]
+        size, end = self.shape.page_size, start + count
+        rows = _kept_rows(self.shape, self._kept_from(end), start, end)
+        return [i for part in rows if part for i in range(part.start // size, ceil_div(part.stop, size))]
 
     def _kept_from(self, end: int) -> int:
         return max(0, self.bound.retained_from(end) - self.shape.slack)
@@ -106,6 +116,7 @@ class PageTable:
             self.columns = columns
         self.columns = columns
         self.top = max(self.top, (start + count - 1) // shape.page_size)
+        self._copying = bool(copies)
         return TableStep(shape, self.bound, read, columns, self._kept_from(start + count), tuple(copies))
 
     def _take(self) -> int:
@@ -116,6 +127,8 @@ class PageTable:
     def repeatable(self, start: int) -> bool:
         """Whether a step from ``start`` that was reserved, and perhaps run, can be run once more:
         every row before ``start`` that its queries see is still in its page."""
+        if self._copying:
+            return False  # whether the copies were made is not known
         first = self.bound.first(start)
         if first >= start:
             return True
