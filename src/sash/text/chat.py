@@ -55,13 +55,16 @@ def render_chat(
     """
     source = template if template is not None else tokenizer.chat_template
     if not source:
-        raise ModelError("the model has no chat template; use sash generate, or pass --chat-template FILE")
+        raise ModelError(
+            "the model has no chat template; use sash generate, or pass --chat-template FILE "
+            "(in Python: LLM.generate, or LLM.chat_prompt with chat_template)"
+        )
     try:
         compiled = _compile(source)
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(
             f"the chat template is not valid jinja (line {error.lineno}: {error}); pass another with "
-            f"--chat-template FILE"
+            f"--chat-template FILE (in Python: LLM.chat_prompt with chat_template)"
         ) from error
     names = {
         "messages": [_plain(message) for message in messages],
