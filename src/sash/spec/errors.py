@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+# Items of a list that an error spells out.
+SHOWN = 20
+
 
 class SashError(Exception):
     """Base of every error that sash raises on purpose; the command line exits with code 2 on it."""
@@ -25,3 +30,9 @@ class OutOfPagesError(SashError):
 
 class LedgerError(AssertionError):
     """The books don't balance: a defect in sash, found by a self-check."""
+
+
+def enumerated(items: Sequence[str], separator: str = ", ") -> str:
+    """The first ``SHOWN`` items, and how many more there are."""
+    more = [f"… and {len(items) - SHOWN} more"] if len(items) > SHOWN else []
+    return separator.join([*items[:SHOWN], *more])

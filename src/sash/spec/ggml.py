@@ -1,6 +1,6 @@
-"""Storage types of ggml tensors: their numbers in files and the sizes of their blocks.
+"""Numbers in GGUF files: storage types of tensors with the sizes of their blocks, and types of tokens.
 
-Source: github.com/ggml-org/ggml, ggml.h (numbers) and ggml-common.h (block layouts).
+Source: github.com/ggml-org/ggml, ggml.h (numbers) and ggml-common.h (block layouts), docs/gguf.md (tokens).
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ class GgmlType(IntEnum):
     IQ2_XXS, IQ2_XS, IQ3_XXS, IQ1_S, IQ4_NL, IQ3_S, IQ2_S, IQ4_XS = 16, 17, 18, 19, 20, 21, 22, 23
     I8, I16, I32, I64, F64, IQ1_M, BF16 = 24, 25, 26, 27, 28, 29, 30
     TQ1_0, TQ2_0, MXFP4 = 34, 35, 39
+
+
+class TokenType(IntEnum):
+    """What a token is, in ``tokenizer.ggml.token_type``; SentencePiece numbers its pieces alike."""
+
+    NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
 # Type: elements of a block, bytes of a block.

@@ -14,12 +14,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from sash.spec.errors import ModelError
+from sash.spec.errors import ModelError, enumerated
 from sash.spec.ggml import BLOCKS, GgmlType
 
 STRING, ARRAY = 8, 9
 MAX_DIMS = 4
-SHOWN = 20
 # Value type: code of the struct and array modules, bytes.
 SCALARS: Mapping[int, tuple[str, int]] = {
     0: ("B", 1), 1: ("b", 1), 2: ("H", 2), 3: ("h", 2), 4: ("I", 4), 5: ("i", 4),
@@ -126,10 +125,9 @@ def open_gguf(path: str | Path, *, partial: bool = False) -> GgufHeader:
     header = GgufHeader(path, buffer)
     if header.truncated and not partial:
         names = list(header.truncated)
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise ModelError(
             f"{path} is truncated: it ends at byte {len(buffer)}, but {len(names)} of {len(header.tensors)} tensors "
-            f"need more: {', '.join(names[:SHOWN])}{more}. Copy or download the file again"
+            f"need more: {enumerated(names)}. Copy or download the file again"
         )
     return header
 

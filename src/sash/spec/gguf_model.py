@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sash.spec.errors import ModelError
-from sash.spec.ggml import GgmlType
+from sash.spec.ggml import GgmlType, TokenType
 from sash.spec.gguf import GgufHeader
 from sash.spec.model import (
     Activation,
@@ -67,7 +67,6 @@ END_TOKENS = (
     "<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
     "<|return|>", "<|call|>", "<EOT>", "<eos>", "</s>",
 )  # fmt: skip
-CONTROL = 3
 
 
 def spec_from_gguf(header: GgufHeader) -> ModelSpec:
@@ -318,6 +317,6 @@ def stop_tokens(header: GgufHeader, vocab_size: int) -> tuple[int, ...]:
     types: Sequence[int] = header.get("tokenizer.ggml.token_type") or ()
     for name in END_TOKENS:
         token = header.find("tokenizer.ggml.tokens", name)
-        if token is not None and token < len(types) and types[token] == CONTROL:
+        if token is not None and token < len(types) and types[token] == TokenType.CONTROL:
             found.append(token)
     return tuple(sorted({t for t in found if isinstance(t, int) and 0 <= t < vocab_size}))

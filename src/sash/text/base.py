@@ -8,6 +8,9 @@ from typing import Protocol
 
 from sash.spec.errors import RequestError
 
+# Stands for a space in the pieces of SentencePiece and of tokenizers made like it.
+SPACE = "\u2581"
+
 
 class Tokenizer(Protocol):
     """Text to token ids and back.

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from sash.spec.errors import ModelError
+from sash.spec.ggml import TokenType
 from sash.spec.gguf import GgufHeader
 from sash.text.fast import FastTokenizer
 
-CONTROL, USER_DEFINED = 3, 4
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -108,9 +108,9 @@ def _named_token(header: GgufHeader, name: str, tokens: list[str]) -> str | None
 def _mark_added(inner: Tokenizer, tokens: list[str], types: list[int]) -> None:
     """Control tokens are special; user-defined ones are found in any text, before words are cut."""
     added = [
-        AddedToken(token, special=kind == CONTROL, normalized=False)
+        AddedToken(token, special=kind == TokenType.CONTROL, normalized=False)
         for token, kind in zip(tokens, types, strict=True)
-        if kind in (CONTROL, USER_DEFINED) and token
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED) and token
     ]
     inner.add_special_tokens([token for token in added if token.special])
     inner.add_tokens([token for token in added if not token.special])

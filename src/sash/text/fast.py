@@ -10,9 +10,7 @@ from typing import Any
 import tokenizers
 
 from sash.spec.errors import ModelError
-from sash.text.base import check_text, decode_bytes, with_bos
-
-SPACE = "\u2581"
+from sash.text.base import SPACE, check_text, decode_bytes, with_bos
 
 
 class FastTokenizer:

@@ -12,13 +12,13 @@ from hashlib import blake2b
 import sentencepiece
 
 from sash.spec.errors import ModelError
+from sash.spec.ggml import TokenType
 from sash.spec.gguf import GgufHeader
-from sash.text.base import SpecialSplitter, check_text, decode_bytes, with_bos
+from sash.text.base import SPACE, SpecialSplitter, check_text, decode_bytes, with_bos
 from sash.text.cache import cached
 
-SPACE = "\u2581"
-# Token types; SentencePiece and GGUF number them alike.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+# Names of this module, as loops over a whole vocabulary look them up.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = TokenType
 ARRAYS = ("tokens", "scores", "token_type")
 # Leads a piece whose own text can't stand in the model (empty, or there twice); its id follows, then the text.
 ALIAS = "\uf8ff"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from sash.spec.errors import ModelError
+from sash.spec.errors import ModelError, enumerated
 from sash.spec.model import ModelSpec, expected_weights
-
-SHOWN = 20
 
 
 def check_weights(
@@ -60,5 +58,4 @@ def _labeller(names: Mapping[str, str]) -> Callable[[str], str]:
 
 
 def _section(kind: str, items: Sequence[str]) -> str:
-    more = f"\n    … and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return f"  {kind} ({len(items)}):\n    " + "\n    ".join(items[:SHOWN]) + more
+    return f"  {kind} ({len(items)}):\n    " + enumerated(items, "\n    ")
