@@ -75,6 +75,9 @@ def test_options_that_cannot_work_are_refused(options: dict[str, object], messag
         ("deterministic", 1, "True or False"),
         ("swa_full_tokens_ratio", "x", "a number"),
         ("request_timeout_s", False, "a number"),
+        ("request_timeout_s", float("nan"), "a number"),
+        ("swa_full_tokens_ratio", float("nan"), "a number"),
+        ("hybrid_kvcache_ratio", float("nan"), "a number"),
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name(option: str, value: object, want: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from types import NoneType
+from typing import get_args, get_type_hints
 
 from sash.spec import sizing
 from sash.spec.errors import ConfigError
@@ -13,6 +15,8 @@ from sash.spec.model import ModelSpec
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DEFAULT_CONTEXT = 32_768
 DEFAULT_KV_SHARE = 0.25
+# How errors name the types of options.
+_TYPES = {str: "a name", bool: "True or False", float: "a number", int: "a whole number"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +108,15 @@ class EngineConfig:
 
     def _check_types(self) -> None:
         """Refuse a value of another type by name, before it is compared with anything."""
-        kinds: dict[str, tuple[type | tuple[type, ...], str]] = {
-            name: (kind, want)
-            for kind, want, names in (
-                (str, "a name", ("dtype", "device")),
-                (bool, "True or False", ("disable_hybrid_swa_memory", "deterministic", "debug")),
-                ((int, float), "a number", ("swa_full_tokens_ratio", "hybrid_kvcache_ratio", "request_timeout_s")),
-            )
-            for name in names
-        }
-        for item in fields(self):
-            value: object = getattr(self, item.name)
-            kind, want = kinds.get(item.name, (int, "a whole number"))
-            if value is None and item.default is None:
+        for name, hint in get_type_hints(type(self)).items():
+            value: object = getattr(self, name)
+            kinds = get_args(hint) or (hint,)
+            kind = next(k for k in kinds if k is not NoneType)
+            if value is None and NoneType in kinds:
                 continue
-            if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-                raise ConfigError(f"{item.name} must be {want}, got {value!r}")
+            good = isinstance(value, (int, float) if kind is float else kind)
+            if not good or (isinstance(value, bool) and kind is not bool) or value != value:  # NaN alone isn't itself
+                raise ConfigError(f"{name} must be {_TYPES[kind]}, got {value!r}")
 
     def _check_options(self) -> None:
         self._check_types()
