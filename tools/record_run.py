@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import re
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
+
+from sash.bench.record import append_record, circumstances
 
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "docs" / "records" / "tests.jsonl"
@@ -31,12 +29,7 @@ def main(arguments: list[str]) -> int:
             last_summary = line if re.search(r"\d+ (passed|failed|error)", line) else last_summary
     entry = {
         "run": name,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": git("rev-parse", "--short=12", "HEAD"),
-        "changed_files": len(git("status", "--porcelain").splitlines()),
-        "python": platform.python_version(),
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
+        **circumstances(Path(__file__)),
         "seconds": round(time.monotonic() - started, 1),
         "exit_code": process.returncode,
         **{
@@ -44,25 +37,8 @@ def main(arguments: list[str]) -> int:
             for count, word in re.findall(r"(\d+) (passed|failed|skipped|xfailed|errors?)", last_summary)
         },
     }
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    with RECORD.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")
+    append_record(entry, RECORD)
     return process.returncode
-
-
-def git(*arguments: str) -> str:
-    """Output of a git command; empty outside a repository."""
-    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return result.stdout.strip()
-
-
-def cpu_name() -> str:
-    """The processor's name where Linux tells it."""
-    try:
-        match = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    except OSError:
-        match = None
-    return match[1] if match else platform.processor()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from sash.engine.llm import LLM
-from sash.spec.errors import ConfigError
+from sash.engine.outputs import RequestOutput
+from sash.spec.errors import ConfigError, SashError
 from sash.spec.locate import locate
 from sash.spec.sampling import SamplingParams
 
@@ -34,7 +35,10 @@ class Contestant(Protocol):
         """Answer one prompt with nothing cached from before."""
 
     def negative_log_likelihood(self, tokens: Sequence[int]) -> float:
-        """Mean over tokens 1 … of -log p(token | tokens before), in nats."""
+        """Mean over tokens 1 … of -log p(token | tokens before), in nats.
+
+        Raises SashError when the request failed.
+        """
 
 
 class Sash:
@@ -54,6 +58,7 @@ class Sash:
         started = time.perf_counter()
         first, tokens = 0.0, []
         for delta in self.llm.stream(list(prompt), params):
+            _complete(delta)
             first = first or time.perf_counter()
             tokens += delta.outputs[0].token_ids
         return Timing(first - started, time.perf_counter() - first, tuple(tokens))
@@ -62,15 +67,27 @@ class Sash:
         """Seconds for all prompts at once."""
         params = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
         started = time.perf_counter()
-        self.llm.generate([list(p) for p in prompts], params)
+        for out in self.llm.generate([list(p) for p in prompts], params):
+            _complete(out)
         return time.perf_counter() - started
 
     def negative_log_likelihood(self, tokens: Sequence[int]) -> float:
         """See ``Contestant``."""
         params = SamplingParams(max_tokens=0, prompt_logprobs=0)
         [out] = self.llm.generate([list(tokens)], params)
+        _complete(out)
         scores = [next(iter(p.values())).logprob for p in out.prompt_logprobs or [] if p]
         return -sum(scores) / len(scores)
+
+
+def _complete(out: RequestOutput) -> None:
+    """Raises SashError when a request ended before its length was reached: no figure would mean anything."""
+    for answer in out.outputs:
+        if answer.finish_reason not in (None, "length"):
+            raise SashError(
+                f"sash's own request ended with {answer.finish_reason} ({answer.error or 'no reason given'}): nothing "
+                f"is measured; try a shorter --lengths, or sash generate with the same model to see what is wrong"
+            )
 
 
 class Transformers:

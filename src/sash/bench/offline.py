@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import statistics
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,13 @@ import torch
 from sash.bench import ceiling
 from sash.bench.contest import Contestant, Sash, Timing, Transformers
 from sash.bench.memory import measure_apart
+from sash.bench.record import circumstances
 from sash.spec.config import DTYPE_BYTES
 from sash.spec.errors import ConfigError
 
 # Two engines in the same precision: perplexity of the same text must agree this closely before timing.
 _SAME_PERPLEXITY = 0.005
+_GATE_TOKENS = 512
 PEERS = ("transformers", "none")
 
 
@@ -63,7 +63,7 @@ def run(plan: Plan, say: Any = print) -> dict[str, Any]:
     longest = max(*plan.lengths, 2048) + plan.new_tokens
     sash = Sash(plan.model, plan.dtype, longest)
     peer = _peer(plan)
-    text = _text(sash, max(plan.lengths))
+    text = _text(sash, max(*plan.lengths, _GATE_TOKENS))
     agreement = _gate(sash, peer, text)
     say(f"perplexity of 512 tokens: {json.dumps(agreement)}")
     top = ceiling.measure(getattr(torch, plan.dtype))
@@ -100,12 +100,20 @@ def _text(sash: Sash, length: int) -> list[int]:
 
 
 def _gate(sash: Sash, peer: Contestant | None, text: list[int]) -> dict[str, float]:
-    """Both engines must find the same text equally likely."""
-    out = {"sash": math.exp(sash.negative_log_likelihood(text[:512]))}
+    """Perplexities of one text by name: both engines must find it equally likely.
+
+    Raises:
+        ConfigError: they don't, or the peer fails.
+        SashError: sash's own request fails.
+    """
+    out = {"sash": math.exp(sash.negative_log_likelihood(text[:_GATE_TOKENS]))}
     if peer is not None:
-        out[peer.name] = math.exp(peer.negative_log_likelihood(text[:512]))
-        if abs(out["sash"] / out[peer.name] - 1) > _SAME_PERPLEXITY:
-            raise ConfigError(f"sash and {peer.name} don't compute the same model: perplexities {out}; nothing timed")
+        try:
+            out[peer.name] = math.exp(peer.negative_log_likelihood(text[:_GATE_TOKENS]))
+        except Exception as error:  # a peer may raise anything
+            raise ConfigError(f"{peer.name} can't run the model ({error}): use --against none") from error
+    if not all(abs(out["sash"] / other - 1) <= _SAME_PERPLEXITY for other in out.values()):  # nor may one be NaN
+        raise ConfigError(f"perplexities {out}: nothing is timed unless they are numbers that agree")
     return out
 
 
@@ -178,30 +186,17 @@ def _record(
     memory: list[dict[str, Any]],
 ) -> dict[str, Any]:
     return {
-        "date": time.strftime("%Y-%m-%d"),
         "command": "sash bench offline",
+        # Nothing is drawn at random: greedy answers to a text that Python brings along.
+        "seed": None,
+        **circumstances(Path(__file__)),
         "model": plan.model,
         "dtype": plan.dtype,
         "repeats": plan.repeats,
-        "machine": {"cpu": _cpu(), "threads": torch.get_num_threads(), "python": platform.python_version()},
+        "threads": torch.get_num_threads(),
         "versions": {"sash": sash.version, "torch": torch.__version__} | ({peer.name: peer.version} if peer else {}),
         "perplexity_512": agreement,
         "ceiling": {"read_gb_per_s": top.read_bytes_per_s / 1e9, "gemm_gflop_per_s": top.gemm_flop_per_s / 1e9},
         "figures": [{"name": f.name, "sash": f.sash, "peer": f.peer, "ceiling": f.ceiling, **f.extra} for f in figures],
         "memory": memory,
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def append_record(record: dict[str, Any], path: Path) -> None:
-    """One JSON line at the end of ``path``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")

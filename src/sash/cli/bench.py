@@ -26,7 +26,8 @@ def offline(
     import structlog
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
-    from sash.bench.offline import Plan, append_record, run
+    from sash.bench.offline import Plan, run
+    from sash.bench.record import append_record
 
     plan = Plan(model, dtype, against, lengths=sizes, repeats=repeats, memory=memory_sizes)
     result = run(plan)
