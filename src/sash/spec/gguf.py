@@ -25,6 +25,14 @@ SCALARS: Mapping[int, tuple[str, int]] = {
     6: ("f", 4), 7: ("?", 1), 10: ("Q", 8), 11: ("q", 8), 12: ("d", 8),
 }  # fmt: skip
 
+# Keys that several readers use, and what their value must be: codes of array elements ("s" is a string), or a type.
+KEY_TYPES: Mapping[str, str | type] = {
+    "general.architecture": str, "split.count": int, "tokenizer.chat_template": str,
+    "tokenizer.ggml.model": str, "tokenizer.ggml.pre": str, "tokenizer.ggml.tokens": "s",
+    "tokenizer.ggml.merges": "s", "tokenizer.ggml.scores": "fd", "tokenizer.ggml.token_type": "bBhHiIqQ",
+    **{f"tokenizer.ggml.{name}_token_id": int for name in ("bos", "eos", "eot", "eom", "unknown")},
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
@@ -59,6 +67,12 @@ class GgufHeader(Mapping[str, Any]):
         self.path, self.buffer = path, buffer
         self.version, num_tensors, num_keys = reader.preamble()
         self._values = reader.metadata(num_keys)
+        for key, want in KEY_TYPES.items():
+            if key in self._values and not _has_type(self._values[key], want):
+                kind = (
+                    f"have type {want.__name__}" if isinstance(want, type) else "be a list of such entries as it names"
+                )
+                raise reader.broken(f"{key} must {kind}")
         self.alignment = self._values.get("general.alignment", 32)
         if not isinstance(self.alignment, int) or self.alignment < 1 or self.alignment & (self.alignment - 1):
             raise reader.broken(f"general.alignment is {self.alignment!r}, must be a power of two")
@@ -130,6 +144,12 @@ def open_gguf(path: str | Path, *, partial: bool = False) -> GgufHeader:
             f"need more: {enumerated(names)}. Copy or download the file again"
         )
     return header
+
+
+def _has_type(value: Any, want: str | type) -> bool:
+    if isinstance(want, type):
+        return type(value) is want
+    return isinstance(value, GgufArray) and ("s" if value.type == STRING else SCALARS[value.type][0]) in want
 
 
 class _Reader:

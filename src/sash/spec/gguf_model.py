@@ -15,6 +15,7 @@ from sash.spec.errors import ModelError
 from sash.spec.ggml import GgmlType, TokenType
 from sash.spec.gguf import GgufHeader
 from sash.spec.model import (
+    MAX_LAYERS,
     Activation,
     BlockKind,
     LayerSpec,
@@ -94,6 +95,8 @@ class _Translation:
             )
         self.header, self.arch, self.family = header, arch, FAMILIES[arch]
         self.num_layers = self.count("block_count")
+        if self.num_layers > MAX_LAYERS:
+            raise self.error("block_count", f"must be 1 to {MAX_LAYERS}, is {self.num_layers}")
         self.hidden = self.count("embedding_length")
         self.context = self.count("context_length")
         self.notes: list[str] = []
@@ -111,10 +114,12 @@ class _Translation:
             raise self.error(key, f"must be a whole number of {least} or more, is {state}")
         return value
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: float, *, least: float = -math.inf) -> float:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.error(key, f"must be a number, is {value!r}")
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < least:
+            bound = "" if least == -math.inf else f" of {least:g} or more"
+            raise self.error(key, f"must be a number{bound}, is {value!r}")
         return float(value)
 
     def per_layer(self, key: str, default: int | None = None) -> list[int]:
@@ -139,13 +144,13 @@ class _Translation:
             hidden_size=self.hidden,
             layers=layers,
             max_position=self.context,
-            norm_eps=self.number("attention.layer_norm_rms_epsilon", 1e-6),
+            norm_eps=self.number("attention.layer_norm_rms_epsilon", 1e-6, least=0.0),
             block=self.family.block,
             qkv_bias="blk.0.attn_q.bias" in tensors,
             o_bias="blk.0.attn_output.bias" in tensors,
             embed_scale=math.sqrt(self.hidden) if self.family.scaled_embeddings else 1.0,
             logit_scale=self.number("logit_scale", 1.0),
-            final_softcap=self.number("final_logit_softcapping", self.family.final_softcap),
+            final_softcap=self.number("final_logit_softcapping", self.family.final_softcap, least=0.0),
             tied_embeddings="output.weight" not in tensors,
             bos_token_id=self.header.get("tokenizer.ggml.bos_token_id"),
             stop_token_ids=stop_tokens(self.header, vocab),
@@ -176,7 +181,7 @@ class _Translation:
                     num_experts=experts,
                     experts_per_token=self.count("expert_used_count") if experts else 0,
                 ),
-                softcap=self.number("attn_logit_softcapping", self.family.attn_softcap),
+                softcap=self.number("attn_logit_softcapping", self.family.attn_softcap, least=0.0),
                 qk_norm=self.family.qk_norm,
             )
             for i, (span, source) in enumerate(spans)
@@ -258,12 +263,18 @@ class _Translation:
     def rope(self, head_dim: int, *, local: bool) -> RopeSpec:
         """Rope of the global layers, or of the local ones where the family has two (scaling is global only)."""
         rotary = self.count("rope.dimension_count", head_dim)
-        base = self.number("rope.freq_base", self.family.rope_base)
+        if rotary > head_dim or rotary % 2:
+            raise self.error("rope.dimension_count", f"must be even and at most the head's {head_dim}, is {rotary}")
+        base = self.number("rope.freq_base", self.family.rope_base, least=1.0)
         if local and self.family.local_rope:
-            return RopeSpec(rotary, self.number("rope.freq_base_swa", 10000.0), max_position=self.context)
+            return RopeSpec(rotary, self.number("rope.freq_base_swa", 10000.0, least=1.0), max_position=self.context)
         factors = self.factor_tensors(rotary // 2)
         kind = self.get("rope.scaling.type", "none")
-        factor = self.number("rope.scaling.factor", 0.0) or self.number("rope.scale_linear", 0.0) or 1.0
+        factor = (
+            self.number("rope.scaling.factor", 0.0, least=0.0)
+            or self.number("rope.scale_linear", 0.0, least=0.0)
+            or 1.0
+        )
         original = self.count("rope.scaling.original_context_length", 0, least=0)
         extra = self.number("rope.scaling.attn_factor", 1.0)
         if factors:
@@ -279,8 +290,8 @@ class _Translation:
                 rotary, base, RopeKind.YARN, factor=factor, max_position=self.context,
                 original_max_position=original or round(self.context / factor),
                 attention_factor=None if extra == 1.0 else extra * (0.1 * math.log(factor) + 1.0),
-                beta_fast=self.number("rope.scaling.yarn_beta_fast", 32.0),
-                beta_slow=self.number("rope.scaling.yarn_beta_slow", 1.0),
+                beta_fast=self.number("rope.scaling.yarn_beta_fast", 32.0, least=1e-6),
+                beta_slow=self.number("rope.scaling.yarn_beta_slow", 1.0, least=1e-6),
             )  # fmt: skip
         if kind == "linear" or (kind == "none" and self.get("rope.scale_linear")):
             return RopeSpec(rotary, base, RopeKind.LINEAR, factor=factor, max_position=self.context)

@@ -35,6 +35,8 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     """
     family = _family(config)
     merged, notes = _text_config(config)
+    if quantized := quantization_of(config):
+        notes = (*notes, f"{quantized}; this description is read all the same")
     fields = Fields(merged, family.defaults, family.name)
     _refuse(fields)
     num_layers = fields.integer("num_hidden_layers")
@@ -59,6 +61,21 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         stop_token_ids=fields.token_ids("eos_token_id"),
         notes=notes,
+    )
+
+
+def quantization_of(config: Mapping[str, Any]) -> str:
+    """Why the weights beside a parsed config.json can't be read, and what can be; empty where it says nothing of it."""
+    text = config.get("text_config")
+    quantization = config.get("quantization_config")
+    if quantization is None and isinstance(text, Mapping):
+        quantization = text.get("quantization_config")
+    if quantization is None:
+        return ""
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+    return (
+        f"quantization_config says {method!r}: sash reads unquantised safetensors; to generate, use a copy of the "
+        "model in bf16, fp16 or fp32, or a GGUF file"
     )
 
 
@@ -95,7 +112,7 @@ def _text_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, 
         raise ModelError(f"text_config in config.json must be a dictionary, got {text!r}")
     outer = {
         name: config[name]
-        for name in ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
+        for name in ("tie_word_embeddings", "bos_token_id", "eos_token_id")
         if config.get(name) is not None
     }
     return outer | dict(text), ("images are not read: the text model of a multimodal model",)
@@ -103,13 +120,6 @@ def _text_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, 
 
 def _refuse(fields: Fields) -> None:
     """Fields that would change the result and that this version doesn't have."""
-    quantisation = fields.get("quantization_config")
-    if quantisation is not None:
-        method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
-        raise ModelError(
-            f"quantization_config says {method!r}: sash reads unquantised safetensors; use a checkpoint in "
-            "bf16, fp16 or fp32, or a GGUF file"
-        )
     if fields.get("use_bidirectional_attention"):
         raise ModelError("use_bidirectional_attention is true: sash runs causal models; it must be false or absent")
     for name, only in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
@@ -189,4 +199,6 @@ def _softcap(fields: Fields, name: str) -> float:
     value = fields.get(name)
     if value is None:
         return 0.0
-    return fields.number(name, above=0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1e30:
+        raise fields.error(name, value, "a finite number above 0, or null for none")
+    return float(value)

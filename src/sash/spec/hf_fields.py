@@ -43,11 +43,16 @@ class Fields:
             raise self.error(name, value, f"a whole number of {least} or more")
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """A finite number."""
+    def number(self, name: str, default: float | None = None, *, above: float = -math.inf) -> float:
+        """A finite number above ``above``."""
         value = self._or_default(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self.error(name, value, "a finite number")
+        want = "a finite number" if above == -math.inf else f"a finite number above {above:g}"
+        try:
+            good = not isinstance(value, bool) and isinstance(value, (int, float)) and above < float(value) < math.inf
+        except OverflowError:  # a whole number beyond any float
+            good = False
+        if not good:
+            raise self.error(name, value, want)
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:

@@ -77,7 +77,9 @@ def _old_base(fields: Fields, layer_type: str) -> Any:
 
 
 def _kind(own: Fields, where: str, *, yarn_is_longrope: bool) -> RopeKind:
-    name = own.text("rope_type", own.text("type", "default")) or "default"
+    name = own.get("rope_type") or own.get("type") or "default"
+    if not isinstance(name, str):
+        raise own.error(f"rope_type of {where}", name, f"one of {', '.join(RopeKind)}")
     name = OLD_NAMES.get(name, name)
     if yarn_is_longrope and name == "yarn":
         name = "longrope"

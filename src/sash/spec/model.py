@@ -11,9 +11,7 @@ from enum import StrEnum
 
 from sash.spec.span import Span
 
-
-# More layers than any model has: a description with more is damaged, and would fill the memory before its weights
-# are missed.
+# No model has more: a damaged description that says so would fill the memory before its weights are missed.
 MAX_LAYERS = 10_000
 
 
