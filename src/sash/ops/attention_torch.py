@@ -123,6 +123,8 @@ def _buckets(batch: PagedBatch, heads: int, slots: int, dtype: torch.dtype, devi
         for seg in singles:
             length = len(seg.past_slots)
             same = buckets and not _is_run(seg) and not _is_run(buckets[-1][0])
+            # Padding is read and multiplied like any key. Up to twice a request's own keys cost less than a call of
+            # their own per request would; below 64, calls cost more than keys, so all such requests share one.
             if same and length <= 2 * len(buckets[-1][0].past_slots) + 64:
                 buckets[-1].append(seg)
             else:

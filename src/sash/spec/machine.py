@@ -29,7 +29,8 @@ def _mem_available() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    # Not Linux: total memory is all that the standard library tells.
+    # Not Linux: the standard library tells the total, not what is free. Half is left to the system and other
+    # programs, as pools that don't fit into memory would swap.
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
