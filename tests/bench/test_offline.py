@@ -170,9 +170,9 @@ def test_a_whole_run_on_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     save_tokenizer(folder)
     monkeypatch.setattr(ceiling, "measure", lambda dtype: ceiling.Ceiling(1e9, 1e12))
     said: list[str] = []
-    plan = Plan(str(folder), "float32", "none", (1, 20), repeats=1, memory=(), new_tokens=3, batch=2, batch_tokens=4)
+    plan = Plan(str(folder), "float32", "none", (1, 2), repeats=1, memory=(), new_tokens=3, batch=2, batch_tokens=4)
     record = json.loads(json.dumps(run(plan, said.append)))
-    names = ["prefill 1", "decode after 1", "prefill 20", "decode after 20", "decode, 2 requests"]
+    names = ["prefill 1", "decode after 1", "prefill 2", "decode after 2", "decode, 2 requests"]
     assert [f["name"] for f in record["figures"]] == names
     assert all(f["sash"] > 0 and f["peer"] is None for f in record["figures"])
     assert said[0].startswith("perplexity of 512 tokens: ") and len(said) == 1 + len(names)
