@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -250,7 +251,6 @@ def test_an_unknown_architecture_with_window_layer_types_names_them() -> None:
         ("llama", {"attention_bias": 1}, ["attention_bias", "true or false"]),
         ("llama", {"eos_token_id": "end"}, ["eos_token_id", "'end'"]),
         ("llama", {"rms_norm_eps": "small"}, ["rms_norm_eps", "'small'"]),
-        ("llama", {"quantization_config": {"quant_method": "mxfp4"}}, ["quantization_config", "mxfp4", "bf16"]),
         ("llama", {"text_config": 3}, ["text_config"]),
         ("gemma3", {"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
         ("gemma2", {"final_logit_softcapping": 0}, ["final_logit_softcapping", "null for none"]),
@@ -283,6 +283,19 @@ def test_a_field_that_cannot_work_is_named(family: str, values: dict[str, Any], 
         spec_from_hf(config(family, **values))
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_quantized_weights_are_a_note_and_change_nothing_else(nested: bool) -> None:
+    plain, quantized = config("gpt-oss"), config("gpt-oss", quantization_config={"quant_method": "mxfp4"})
+    if nested:
+        outer = {"architectures": ["GptOssForCausalLM"]}
+        plain, quantized = outer | {"text_config": plain}, outer | {"text_config": quantized}
+    spec = spec_from_hf(quantized)
+    *before, note = spec.notes
+    assert replace(spec, notes=tuple(before)) == spec_from_hf(plain)
+    for word in ("quantization_config", "mxfp4", "bf16"):
+        assert word in note
 
 
 # ------------------------------------------------------------------------------------- forms of one and the same thing

@@ -42,6 +42,14 @@ def test_exactly_the_expected_names_and_shapes(name: str, tmp_path: Path) -> Non
     assert all(t.dtype == torch.float32 and t.is_contiguous() for t in weights.values())
 
 
+def test_quantized_weights_are_refused_by_the_field_that_says_so(tmp_path: Path) -> None:
+    _, folder = build("llama", tmp_path)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}))
+    with pytest.raises(ModelError, match=r"quantization_config says 'mxfp4'.*bf16"):
+        load(folder)
+
+
 def test_progress_ends_at_the_bytes_of_the_file(tmp_path: Path) -> None:
     _, folder = build("gemma3", tmp_path)
     steps: list[tuple[str, int, int]] = []

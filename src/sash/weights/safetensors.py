@@ -17,6 +17,8 @@ import torch
 from safetensors import safe_open
 
 from sash.spec.errors import ModelError
+from sash.spec.hf import quantization_of
+from sash.spec.load import read_json
 from sash.spec.model import ModelSpec
 from sash.weights.check import check_weights
 from sash.weights.load import Progress
@@ -55,9 +57,11 @@ def load_safetensors(
         Exactly ``expected_weights(spec)``, contiguous.
 
     Raises:
-        ModelError: no safetensors (pickled weights are refused), a broken header, or a list of all
-            missing, unexpected, wrongly shaped and truncated tensors.
+        ModelError: no safetensors (pickled weights are refused), weights that config.json calls
+            quantised, a broken header, or a list of all missing, unexpected, wrongly shaped and
+            truncated tensors.
     """
+    _refuse_quantized(folder)
     entries = [entry for file in _files(folder) for entry in _header(file)]
     plan = _plan(entries, spec, str(folder))
     total = sum(entry.num_bytes for entry, _ in plan)
@@ -72,6 +76,13 @@ def load_safetensors(
                     if progress is not None:
                         progress("weights", done, total)
     return out
+
+
+def _refuse_quantized(folder: Path) -> None:
+    """Before a tensor is looked at: packed weights would only be called missing and unexpected."""
+    config = folder / "config.json"
+    if reason := quantization_of(read_json(config)) if config.is_file() else "":
+        raise ModelError(f"{folder}: {reason}")
 
 
 def _files(folder: Path) -> list[Path]:
