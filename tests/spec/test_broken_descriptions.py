@@ -100,3 +100,9 @@ def test_a_number_of_yarn(name: str, tmp_path: Path) -> None:
     keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, f"rope.scaling.{name}": -1.0}
     with pytest.raises(ModelError, match=rf"rope\.scaling\.{name} must be a number of "):
         spec_from_gguf(open_gguf(write_gguf(tmp_path / "m.gguf", "llama", keys)))
+
+
+def test_a_yarn_that_stretches_nothing(tmp_path: Path) -> None:
+    keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": 1e9}
+    with pytest.raises(ModelError, match=r"rope\.scaling\.factor must be below the context"):
+        spec_from_gguf(open_gguf(write_gguf(tmp_path / "m.gguf", "llama", keys)))

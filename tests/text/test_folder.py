@@ -114,6 +114,31 @@ def test_what_a_folder_may_lack_is_named_with_the_fix(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"bos_token": 5}, "bos_token in .* must be the token's text, or null; got 5"),
+        ({"eos_token": {"content": ["a"]}}, "eos_token in .* must be the token's text"),
+        ({"chat_template": 5}, "chat_template in .* must be text or null, got 5"),
+        ({"chat_template": [{"name": "default", "template": {}}]}, "chat_template in .* must be text or null"),
+    ],
+)
+def test_a_config_of_other_types_is_refused_by_name(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_tokenizer(byte_level_folder(tmp_path / "m", config))
+
+
+def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = byte_level_folder(tmp_path / "m", {})
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja can't be read as UTF-8"):
+        load_tokenizer(folder)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
+        load_tokenizer(folder)
+
+
 def test_a_decoder_without_bytes_per_token_is_refused(tmp_path: Path) -> None:
     inner = InnerTokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     inner.decoder = decoders.WordPiece()

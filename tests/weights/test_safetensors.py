@@ -158,6 +158,39 @@ def test_a_tensor_of_too_few_dimensions_is_a_wrong_shape(tmp_path: Path) -> None
         load(folder)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data_offsets": [-4, 10]},
+        {"data_offsets": [100, 0]},
+        {"data_offsets": [0.0, 4.5]},
+        {"data_offsets": [1, 2, 3]},
+        {"shape": ["a"]},
+        {"shape": [64.0, 64.0]},
+        {"shape": [[1]]},
+        {"shape": [2**70]},
+        {"shape": None},
+        {"dtype": ["F32"]},
+        {"data_offsets": [0, 4]},
+    ],
+    ids=str,
+)
+def test_a_damaged_header_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    _, folder = build("llama", tmp_path)
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    header["model.norm.weight"] |= change
+    changed = json.dumps(header).encode()
+    file.write_bytes(len(changed).to_bytes(8, "little") + changed + whole[8 + length :])
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        load(folder)
+    file.write_bytes((20_000).to_bytes(8, "little") + b"[" * 20_000)
+    with pytest.raises(ModelError, match=r"model\.safetensors is no .*download it again"):
+        load(folder)
+
+
 def test_a_cut_off_file_lists_its_tensors(tmp_path: Path) -> None:
     _, folder = build("llama", tmp_path)
     file = folder / "model.safetensors"

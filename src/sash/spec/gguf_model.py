@@ -286,9 +286,12 @@ class _Translation:
                 attention_factor=attention, short_factor=short, long_factor=long,
             )  # fmt: skip
         if kind == "yarn":
+            original = original or round(self.context / factor)
+            if original < 2:
+                raise self.error("rope.scaling.factor", f"must be below the context of {self.context}, is {factor:g}")
             return RopeSpec(
                 rotary, base, RopeKind.YARN, factor=factor, max_position=self.context,
-                original_max_position=original or round(self.context / factor),
+                original_max_position=original,
                 attention_factor=None if extra == 1.0 else extra * (0.1 * math.log(factor) + 1.0),
                 beta_fast=self.number("rope.scaling.yarn_beta_fast", 32.0, least=1e-6),
                 beta_slow=self.number("rope.scaling.yarn_beta_slow", 1.0, least=1e-6),

@@ -47,7 +47,7 @@ def read_json(path: Path) -> dict[str, object]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON ({error}); download it again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object, got {type(value).__name__}")

@@ -53,8 +53,8 @@ def _from_folder(folder: Path) -> FastTokenizer:
     config = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
     return FastTokenizer(
         inner,
-        bos_token=_content(config.get("bos_token")),
-        eos_token=_content(config.get("eos_token")),
+        bos_token=_content(folder, config, "bos_token"),
+        eos_token=_content(folder, config, "eos_token"),
         chat_template=_chat_template(folder, config),
         source=str(folder),
     )
@@ -64,18 +64,27 @@ def _json(file: Path) -> dict[str, Any]:
     return dict(read_json(file)) if file.is_file() else {}
 
 
-def _content(token: str | dict[str, Any] | None) -> str | None:
+def _content(folder: Path, config: dict[str, Any], name: str) -> str | None:
     """A token is written as text or as an object with its text under ``content``."""
-    return token.get("content") if isinstance(token, dict) else token
+    token = config.get(name)
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is not None and not isinstance(text, str):
+        raise ModelError(f"{name} in {folder}/tokenizer_config.json must be the token's text, or null; got {token!r}")
+    return text
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     """chat_template.jinja, or the config's template, or its list's entry named default."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{file} can't be read as UTF-8 text ({error}); copy or download it again") from error
     template = config.get("chat_template") or _json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
+        named = {str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default") or next(iter(named.values()), None)
+    if template is not None and not isinstance(template, str):
+        raise ModelError(f"chat_template in {folder}/tokenizer_config.json must be text or null, got {template!r}")
     return template

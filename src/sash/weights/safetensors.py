@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from sash.spec.errors import ModelError
 from sash.spec.hf import quantization_of
@@ -68,7 +68,7 @@ def load_safetensors(
     out: dict[str, torch.Tensor] = {}
     done = 0
     for file in dict.fromkeys(entry.file for entry, _ in plan):
-        with safe_open(file, framework="pt", device="cpu") as handle:
+        with _open(file) as handle:
             for entry, goals in plan:
                 if entry.file == file:
                     _place(handle.get_tensor(entry.name), goals, spec, out, dtype, device)
@@ -76,6 +76,14 @@ def load_safetensors(
                     if progress is not None:
                         progress("weights", done, total)
     return out
+
+
+def _open(file: Path) -> Any:
+    """The library's handle, which checks more than names and shapes."""
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} is no safetensors file ({error}); download it again") from error
 
 
 def _refuse_quantized(folder: Path) -> None:
@@ -106,9 +114,9 @@ def _files(folder: Path) -> list[Path]:
 def _shards(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ModelError(f"{index} is broken ({error!r}); download it again") from error
-    inside = [name for name in names if isinstance(name, str) and Path(name).name == name]
+    inside = [name for name in names if isinstance(name, str) and Path(name).name == name and len(name) < 256]
     if len(inside) < len(names):
         raise ModelError(
             f"weight_map in {index} must name files beside it, got {sorted(set(names) - set(inside))[0]!r}"
@@ -130,13 +138,15 @@ def _header(file: Path) -> list[_Entry]:
         if not isinstance(header, dict):
             raise ModelError(f"{file} is no complete safetensors file (its header is cut off); download it again")
         return [_entry(file, name, item, size - 8 - length) for name, item in header.items() if name != "__metadata__"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f"{file} is no safetensors file ({error}); download it again") from error
 
 
 def _entry(file: Path, name: str, item: Mapping[str, Any], data_bytes: int) -> _Entry:
-    start, end = item["data_offsets"]
-    return _Entry(file, name, tuple(item["shape"]), end - start, end > data_bytes, item["dtype"])
+    shape, (start, end) = tuple(item["shape"]), item["data_offsets"]
+    if any(type(number) is not int or not 0 <= number < 1 << 62 for number in (*shape, start, end - start)):
+        raise ValueError(f"{name} has shape {list(shape)} and bytes {start} to {end}")
+    return _Entry(file, name, shape, end - start, end > data_bytes, item["dtype"])
 
 
 def _plan(entries: list[_Entry], spec: ModelSpec, source: str) -> list[tuple[_Entry, tuple[Target, ...]]]:
