@@ -7,6 +7,8 @@ import pytest
 from tests.cli.scripted import Run
 
 import sash
+from sash.spec.config import EngineConfig
+from sash.spec.sampling import SamplingParams
 
 
 def test_version(run: Run) -> None:
@@ -17,6 +19,33 @@ def test_version(run: Run) -> None:
 def test_help_lists_the_command(run: Run, command: str) -> None:
     assert command in run("--help").out
     assert run(command, "--help").code == 0
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_help_tells_defaults_whole_names_and_no_value_of_a_switch(
+    run: Run, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "…" not in run(command, "--help").out
+    monkeypatch.setenv("COLUMNS", "160")
+    text = run(command, "--help").out
+    assert "<bool>" not in text
+    lines = text.splitlines()
+    for words in (
+        ("--page-size", f"Default: {EngineConfig.__dataclass_fields__['page_size'].default}."),
+        ("--dtype", "Default: auto."),
+        ("--n ", f"Default: {SamplingParams().n}."),
+        ("--top-p", "<float>"),
+        ("--include-stop-str-in-output",),
+        ("--help", "Show this message"),
+    ):
+        assert any(all(word in line for word in words) for line in lines), (words, text)
+    for alias in ("--max-predict-length", "--max-total-num-tokens"):
+        assert alias in text
+
+
+def test_generate_s_help_ends_with_an_example(run: Run) -> None:
+    assert "Example: sash generate gemma3-270m" in run("generate", "--help").out
 
 
 def test_unknown_command_exits_with_2(run: Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -13,12 +13,25 @@ from sash.cli.bench import offline
 from sash.cli.chat import chat
 from sash.cli.generate import generate
 from sash.cli.inspect import inspect
+from sash.cli.options import ALIASES
 from sash.cli.streams import standard_streams
 from sash.spec.errors import SashError
 
 
+class SashCommand(typer.core.TyperCommand):
+    """Its help shows what an option takes each time: a switch nothing."""
+
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
+        """Options and arguments, ``--help`` among them."""
+        return _typed(super().get_params(ctx))
+
+
 class SashGroup(typer.core.TyperGroup):
     """Turns what sash refuses into a message on standard error and exit code 2, without a traceback."""
+
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
+        """As for a command."""
+        return _typed(super().get_params(ctx))
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Run the chosen command."""
@@ -29,6 +42,15 @@ class SashGroup(typer.core.TyperGroup):
             raise typer.Exit(2) from None
 
 
+def _typed(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_bool_flag", False):
+            param.metavar = ""
+        elif getattr(param, "multiple", False):
+            param.metavar = "<str>"  # one at a time; the list is sash's own
+    return params
+
+
 app = typer.Typer(
     cls=SashGroup,
     help="sliding-window LLM inference",
@@ -36,13 +58,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-bench_app = typer.Typer(help="Measure sash beside its peers.", no_args_is_help=True)
+bench_app = typer.Typer(cls=SashGroup, help="Measure sash beside its peers.", no_args_is_help=True)
 
-app.command("generate")(generate)
-app.command("chat")(chat)
-app.command("inspect")(inspect)
+ALIASED = {"token_normalize_func": lambda name: ALIASES.get(name, name)}
+EXAMPLE = 'Example: sash generate gemma3-270m "The capital of France is" --max-tokens 20 --temperature 0'
+app.command("generate", cls=SashCommand, context_settings=ALIASED, epilog=EXAMPLE)(generate)
+app.command("chat", cls=SashCommand, context_settings=ALIASED)(chat)
+app.command("inspect", cls=SashCommand)(inspect)
 app.add_typer(bench_app, name="bench")
-bench_app.command("offline")(offline)
+bench_app.command("offline", cls=SashCommand)(offline)
 
 
 @bench_app.callback()

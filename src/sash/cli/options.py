@@ -10,14 +10,18 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
+from copy import copy
 from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from sash.spec.config import DEFAULT_CONTEXT, EngineConfig
 from sash.spec.errors import ConfigError, RequestError
 from sash.spec.sampling import SamplingParams
 
+# Other engines' names of options: they work, and help names them without a column of their own.
+ALIASES = {"max-predict-length": "max-model-len", "max-total-num-tokens": "max-total-tokens"}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -68,6 +72,7 @@ def _option(help_text: str, *names: str, panel: str) -> typer.models.OptionInfo:
 
 _engine = functools.partial(_option, panel="Engine")
 _sampling = functools.partial(_option, panel="Sampling")
+_PLAIN = SamplingParams()
 
 
 @dataclass(frozen=True)
@@ -76,24 +81,40 @@ class EngineOptions:
 
     dtype: Annotated[str | None, _engine("float32, bfloat16, float16 or auto.")] = None
     max_model_len: Annotated[
-        int | None, _engine("Longest prompt plus answer, in tokens.", "--max-model-len", "--max-predict-length")
+        int | None,
+        _engine(
+            "Longest prompt plus answer, in tokens; also --max-predict-length. "
+            f"Default: the model's context, at most {DEFAULT_CONTEXT}."
+        ),
     ] = None
     max_num_seqs: Annotated[int | None, _engine("Requests that may run at once.")] = None
     max_num_batched_tokens: Annotated[int | None, _engine("Tokens computed in one step.")] = None
     page_size: Annotated[int | None, _engine("Tokens per page of the KV pools.")] = None
-    chunked_prefill_size: Annotated[int | None, _engine("Prompt tokens of one request in one step.")] = None
-    max_total_tokens: Annotated[
-        int | None, _engine("Tokens that the full pool holds.", "--max-total-tokens", "--max-total-num-tokens")
+    chunked_prefill_size: Annotated[
+        int | None, _engine("Prompt tokens of one request in one step. Default: the whole step.")
     ] = None
-    kv_cache_memory_bytes: Annotated[str | None, _engine("Bytes of all KV pools together, such as 512MiB.")] = None
+    max_total_tokens: Annotated[
+        int | None,
+        _engine("Tokens that the full pool holds; also --max-total-num-tokens. Default: what memory allows."),
+    ] = None
+    kv_cache_memory_bytes: Annotated[
+        str | None,
+        _engine("Bytes of all KV pools together, such as 512MiB. Default: a quarter of the free memory."),
+    ] = None
     swa_full_tokens_ratio: Annotated[float | None, _engine("Window pool tokens per full pool token, in (0, 1].")] = None
-    disable_hybrid_swa_memory: Annotated[bool, _engine("Store window layers at full length.")] = False
-    hybrid_kvcache_ratio: Annotated[float | None, _engine("0: uniform storage ... 1: windows store windows.")] = None
+    disable_hybrid_swa_memory: Annotated[
+        bool, _engine("Store window layers at full length.", "--disable-hybrid-swa-memory")
+    ] = False
+    hybrid_kvcache_ratio: Annotated[
+        float | None, _engine("0: uniform storage ... 1: windows store windows. Default: 1.")
+    ] = None
     device: Annotated[str | None, _engine("cpu, cuda, mps or auto.")] = None
-    deterministic: Annotated[bool, _engine("The same tokens whatever else runs, bit for bit.")] = False
+    deterministic: Annotated[bool, _engine("The same tokens whatever else runs, bit for bit.", "--deterministic")] = (
+        False
+    )
     seed: Annotated[int | None, _engine("Makes sampling repeatable.")] = None
-    request_timeout_s: Annotated[float | None, _engine("End a request after so many seconds.")] = None
-    debug: Annotated[bool, _engine("Check the books after every step (slow).")] = False
+    request_timeout_s: Annotated[float | None, _engine("End a request after so many seconds. Default: never.")] = None
+    debug: Annotated[bool, _engine("Check the books after every step (slow).", "--debug")] = False
 
     def given(self) -> dict[str, object]:
         """Keyword arguments for LLM: only what was given, so that defaults live in the engine alone."""
@@ -105,30 +126,40 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """What a request wants of the sampler: the fields of SamplingParams."""
+    """What a request wants of the sampler: the fields of SamplingParams, switches as what is not the default."""
 
-    max_tokens: Annotated[int, _sampling("End after so many tokens (128 when not given).")] = 128
-    temperature: Annotated[float, _sampling("0 takes the best token each time; 1 is the model's own spread.")] = 1.0
-    top_k: Annotated[int, _sampling("Choose among the k best tokens; 0: all.")] = 0
-    top_p: Annotated[float, _sampling("Choose among the best tokens that together reach this probability.")] = 1.0
-    min_p: Annotated[float, _sampling("Drop tokens below this share of the best token's probability.")] = 0.0
-    repetition_penalty: Annotated[float, _sampling("Above 1 discourages tokens of prompt and answer.")] = 1.0
-    presence_penalty: Annotated[float, _sampling("Subtracted once from each token of the answer.")] = 0.0
-    frequency_penalty: Annotated[float, _sampling("Subtracted for each occurrence in the answer.")] = 0.0
+    max_tokens: Annotated[int, _sampling("End after so many tokens.")] = 128
+    temperature: Annotated[float, _sampling("0 takes the best token each time; 1 is the model's own spread.")] = (
+        _PLAIN.temperature
+    )
+    top_k: Annotated[int, _sampling("Choose among the k best tokens; 0: all.")] = _PLAIN.top_k
+    top_p: Annotated[float, _sampling("Choose among the best tokens that together reach this probability.")] = (
+        _PLAIN.top_p
+    )
+    min_p: Annotated[float, _sampling("Drop tokens below this share of the best token's probability.")] = _PLAIN.min_p
+    repetition_penalty: Annotated[float, _sampling("Above 1 discourages tokens of prompt and answer.")] = (
+        _PLAIN.repetition_penalty
+    )
+    presence_penalty: Annotated[float, _sampling("Subtracted once from each token of the answer.")] = (
+        _PLAIN.presence_penalty
+    )
+    frequency_penalty: Annotated[float, _sampling("Subtracted for each occurrence in the answer.")] = (
+        _PLAIN.frequency_penalty
+    )
     logit_bias: Annotated[list[str] | None, _sampling("ID=NUMBER, added to a token's logit; repeatable.")] = None
     allowed_token_ids: Annotated[str | None, _sampling("Only these ids, separated by commas.")] = None
     bad_token_ids: Annotated[str | None, _sampling("Never these ids, separated by commas.")] = None
     stop: Annotated[list[str] | None, _sampling("A string that ends the answer; repeatable.")] = None
     stop_token_ids: Annotated[str | None, _sampling("Ids that end the answer, separated by commas.")] = None
-    include_stop_str_in_output: Annotated[bool, _sampling("Keep the stop string.")] = False
-    ignore_eos: Annotated[bool, _sampling("The model's own end tokens don't end the answer.")] = False
-    min_tokens: Annotated[int, _sampling("No end before so many tokens.")] = 0
-    n: Annotated[int, _sampling("Number of answers.", "-n", "--n")] = 1
+    include_stop_str_in_output: Annotated[bool, _sampling("Keep the stop string.", "--include-stop-str-in-output")] = (
+        False
+    )
+    ignore_eos: Annotated[bool, _sampling("The model's own end tokens don't end the answer.", "--ignore-eos")] = False
+    min_tokens: Annotated[int, _sampling("No end before so many tokens.")] = _PLAIN.min_tokens
+    n: Annotated[int, _sampling("Number of answers.", "-n", "--n")] = _PLAIN.n
     logprobs: Annotated[int | None, _sampling("Log-probabilities of so many best tokens, with --json.")] = None
     prompt_logprobs: Annotated[int | None, _sampling("The same for each prompt token.")] = None
-    skip_special_tokens: Annotated[
-        bool, _sampling("Leave control tokens out.", "--skip-special-tokens/--keep-special-tokens")
-    ] = True
+    keep_special_tokens: Annotated[bool, _sampling("Show control tokens too.", "--keep-special-tokens")] = False
 
     def params(self, seed: int | None = None) -> SamplingParams:
         """The checked SamplingParams.
@@ -137,15 +168,30 @@ class SamplingOptions:
             RequestError: a value out of range or of the wrong form; the option is named.
         """
         allowed = self.allowed_token_ids
-        values = {item.name: getattr(self, item.name) for item in fields(self)} | {
+        values = {
+            item.name: getattr(self, item.name) for item in fields(self) if item.name != "keep_special_tokens"
+        } | {
             "logit_bias": parse_bias(self.logit_bias or []),
             "allowed_token_ids": None if allowed is None else parse_ids("--allowed-token-ids", allowed),
             "bad_token_ids": parse_ids("--bad-token-ids", self.bad_token_ids or ""),
             "stop": self.stop or (),
             "stop_token_ids": parse_ids("--stop-token-ids", self.stop_token_ids or ""),
+            "skip_special_tokens": not self.keep_special_tokens,
             "seed": seed,
         }
         return SamplingParams(**values)
+
+
+def _told(hint: Any, name: str, default: object) -> Any:
+    """An option's annotation whose help ends with its default: its own, or the engine's where it leaves that one."""
+    base, option = get_args(hint)
+    if default is None and name in EngineConfig.__dataclass_fields__:
+        default = EngineConfig.__dataclass_fields__[name].default
+    if default is None or isinstance(default, bool):
+        return hint
+    told = copy(option)
+    told.help = f"{option.help} Default: {default}."
+    return Annotated[base, told]
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -164,7 +210,10 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             default = inspect.Parameter.empty if item.default is MISSING else item.default
             parameters.append(
                 inspect.Parameter(
-                    item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option_hints[item.name]
+                    item.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=default,
+                    annotation=_told(option_hints[item.name], item.name, default),
                 )
             )
     parameters.sort(key=lambda parameter: parameter.kind)
