@@ -3,6 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.cli.scripted import HELLO, Piece, Run, ScriptedEngine, Step, WordTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 
 def test_a_conversation_keeps_what_was_said(run: Run, hello: ScriptedEngine) -> None:
@@ -18,6 +20,14 @@ def test_a_model_without_template_is_refused_before_the_first_question(run: Run)
     outcome = run("chat", "tiny", engine=ScriptedEngine(HELLO, tokenizer=WordTokenizer(None)), stdin="Hi\n")
     assert outcome.code == 2
     assert "--chat-template FILE" in outcome.err
+
+
+def test_it_is_refused_before_the_weights_are_looked_for(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    outcome = run("chat", str(tmp_path), stdin="Hi\n")
+    assert outcome.code == 2
+    assert outcome.err.startswith("sash: the model has no chat template")
 
 
 def test_a_template_file_makes_it_chat(run: Run, tmp_path: Path) -> None:

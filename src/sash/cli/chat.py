@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from sash.cli.engine import open_engine, report_endings, run_request
 from sash.cli.options import EngineOptions, SamplingOptions, with_options
 from sash.cli.progress import Progress
 from sash.spec.errors import RequestError
+
+if TYPE_CHECKING:
+    from sash.text.base import Tokenizer
 
 PROMPT = "> "
 
@@ -34,11 +37,13 @@ def chat(
         raise RequestError(f"--n must be 1 in a chat, got {params.n}")
     template = _template(chat_template)
     progress = Progress()
+    messages = _system(system)
+
+    def rehearse(tokenizer: Tokenizer) -> None:
+        encode_chat(tokenizer, [*messages, {"role": "user", "content": "?"}], template=template)
+
     try:
-        llm = open_engine(ctx, model, engine, progress)
-        messages = _system(system)
-        # Rendered once before the first question, so that a missing template is told at once.
-        encode_chat(llm.tokenizer, [*messages, {"role": "user", "content": "?"}], template=template)
+        llm = open_engine(ctx, model, engine, progress, rehearse)
         while question := _ask():
             messages.append({"role": "user", "content": question})
             said: list[str] = []

@@ -82,10 +82,31 @@ def build(model: str, options: Mapping[str, object], progress: Progress) -> Engi
     return LLM(model, **options, progress=progress)
 
 
-def open_engine(ctx: typer.Context, model: str, options: EngineOptions, progress: Progress) -> Engine:
-    """An engine from the builder of the context, or the real one."""
-    builder: Builder = ctx.obj or build
-    return builder(model, options.given(), progress)
+def open_engine(
+    ctx: typer.Context,
+    model: str,
+    options: EngineOptions,
+    progress: Progress,
+    rehearse: Callable[[Tokenizer], object] | None = None,
+) -> Engine:
+    """An engine from the builder of the context, or the real one.
+
+    ``rehearse`` gets the model's tokenizer before the weights load, which takes far longer: what it
+    refuses is refused at once.
+    """
+    given = options.given()
+    builder: Builder | None = ctx.obj
+    if builder is not None:
+        engine = builder(model, given, progress)
+        if rehearse:
+            rehearse(engine.tokenizer)
+        return engine
+    if rehearse:
+        from sash.spec.locate import locate
+        from sash.text.load import load_tokenizer
+
+        rehearse(load_tokenizer(locate(model).path))
+    return build(model, given, progress)
 
 
 def _plain_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
