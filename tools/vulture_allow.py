@@ -24,3 +24,6 @@ _.parse
 
 # transformers reads it from a config.
 _._attn_implementation
+
+# typer reads it from an option when it writes help.
+_.metavar

@@ -82,8 +82,9 @@ def print_spec(console: Console, source: ModelSource, spec: ModelSpec) -> None:
         console.print(f"every layer: {shared}", markup=False)
     for number, text in enumerate(sources, 1):
         console.print(f"from {number}: {text}", markup=False)
-    groups = Table("group", "span", "layers", "KV heads", "head dim", "bytes/token")
-    groups.title, groups.title_justify = "KV groups, bytes in bf16", "left"
+    groups = Table(title="KV groups, bytes in bf16", title_justify="left")
+    for heading in ("group", "span", "layers", "KV heads", "head dim", "bytes/token"):
+        groups.add_column(heading, overflow="fold")
     for group in group_layers(spec):
         groups.add_row(
             str(group.name),
