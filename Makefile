@@ -47,7 +47,9 @@ $(VENV)/.test: $(VENV)/.created pyproject.toml $(KERNELS)
 	@touch $(VENV)/.demo $@
 
 run: $(VENV)/.demo
-	$(BIN)/sash generate gemma3-270m --file examples/long_prompt.txt --max-tokens 160 --temperature 0.7 --top-p 0.95 --seed 7 --stats
+	@echo "… $$(tail -c 240 examples/long_prompt.txt)"
+	@echo '--- gemma3-270m goes on:'
+	$(BIN)/sash generate gemma3-270m --file examples/long_prompt.txt --max-tokens 160 --temperature 0.7 --top-p 0.95 --repetition-penalty 1.1 --seed 7 --stats
 
 test: $(VENV)/.test
 	$(PYTEST) -m "$(SUITE)"

@@ -33,10 +33,17 @@ class Step:
 
 STATS = {
     "pools": [
-        {"name": "window", "layers": 15, "page_size": 2, "page_bytes": 1000, "num_pages": 9, "peak_pages": 2},
-        {"name": "full", "layers": 3, "page_size": 2, "page_bytes": 100, "num_pages": 50, "peak_pages": 3},
+        {
+            **{"name": "window", "layers": 15, "page_size": 2, "page_bytes": 2**20, "num_pages": 9},
+            **{"peak_pages": 2, "longest_pages": 3},
+        },
+        {
+            **{"name": "full", "layers": 3, "page_size": 2, "page_bytes": 2**10, "num_pages": 50},
+            **{"peak_pages": 3, "longest_pages": 1024},
+        },
     ],
-    "uniform_peak_bytes": 4 * 1100,
+    "max_model_len": 2047,
+    "uniform_peak_bytes": 4 * (2**20 + 2**10),
 }
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

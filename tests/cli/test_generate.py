@@ -142,8 +142,8 @@ def test_json_has_text_ids_reason_timings_and_pool_bytes(run: Run, hello: Script
     assert 0 <= timings["first_token_s"] <= timings["total_s"]
     # One uniform cache took 4 pages of all layers at its peak.
     assert document["pools"] == [
-        {"pool": "window", "layers": 15, "size_bytes": 9000, "peak_bytes": 2000, "uniform_bytes": 4000},
-        {"pool": "full", "layers": 3, "size_bytes": 5000, "peak_bytes": 300, "uniform_bytes": 400},
+        {"pool": "window", "layers": 15, "size_bytes": 9 << 20, "peak_bytes": 2 << 20, "uniform_bytes": 4 << 20},
+        {"pool": "full", "layers": 3, "size_bytes": 50 << 10, "peak_bytes": 3 << 10, "uniform_bytes": 4 << 10},
     ]
     assert "logprobs" not in document["outputs"][0]
     assert "prompt_logprobs" not in document
@@ -175,8 +175,9 @@ def test_stats_print_rates_and_the_table(run: Run, hello: ScriptedEngine) -> Non
     assert outcome.out == "Hello!\n"
     assert "prompt 3 tokens at" in outcome.err
     assert "tokens/s" in outcome.err
-    for words in (["window", "15", "0.00 MiB"], ["together", "18"], ["one uniform cache"]):
+    for words in (["window", "15", "2.00 MiB"], ["together", "18"], ["one uniform cache"]):
         assert any(all(word in line for word in words) for line in outcome.err.splitlines()), words
+    assert "A request of 2047 tokens would hold 4.00 MiB, in one uniform cache 1025.00 MiB." in outcome.err
 
 
 def test_a_failed_answer_exits_with_1_and_the_reason(run: Run) -> None:

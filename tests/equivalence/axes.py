@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tests.equivalence.covering import Row
 from tests.equivalence.harness import Request, random_tokens
 
+from sash.ops import native
 from sash.spec.config import EngineConfig
 from sash.spec.span import Span, SpanKind
 
@@ -24,7 +25,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "batch": ("solo", "mixed", "joins", "shrinks", "identical", "long head"),
     "pool": ("roomy", "minimum", "window short", "full short"),
     "ratio": ("none", "0", "0.5", "1", "disabled"),
-    "kernels": ("torch", "reference", "deterministic"),
+    "kernels": ("torch", "reference", "deterministic", *(["native"] if native.load()[0] else [])),
     "life": (
         "calm", "cancel queued", "cancel in prefill", "cancel in decode", "preempt", "step fails before",
         "step fails after", "request fails",

@@ -99,7 +99,7 @@ def play(row: Row, seed: int) -> Rig:
         spec,
         axes.options(row, size, longest),
         pages=lambda config: pages(row, config),
-        kernels="reference" if row["kernels"] == "reference" else "torch",
+        kernels=row["kernels"] if row["kernels"] in ("reference", "native") else "torch",
         fill=row["memory"],
         seed=seed,
     )

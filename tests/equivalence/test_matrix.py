@@ -48,7 +48,8 @@ def test_every_pair_is_covered() -> None:
     lines, missing = coverage(list(range(len(PAIRS))))
     print("\n".join(lines))
     assert not missing, f"{missing} pairs are not covered"
-    _, without_one = coverage(list(range(1, len(PAIRS))))
+    # The last row was made for pairs that no other has.
+    _, without_one = coverage(list(range(len(PAIRS) - 1)))
     assert without_one, "the count would not notice a row that is gone"
 
 

@@ -76,7 +76,8 @@ def test_options_that_cannot_work_are_refused_on_every_kind(model: str, options:
         build(tiny_spec(MODELS[model]), config)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.15), ("float16", 0.05)])
+# Two units in the last place of a logit of 16 in bfloat16, of one of 32 in float16.
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.25), ("float16", 0.06)])
 @pytest.mark.parametrize("model", ["hybrid", "window", "full", "two windows", "chunked"])
 def test_other_precisions_agree_with_their_own_cold_run(model: str, dtype: str, tolerance: float) -> None:
     """Teacher-forced: what was generated in chunks and steps is scored again in one chunk by a fresh engine."""

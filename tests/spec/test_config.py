@@ -122,7 +122,7 @@ def test_defaults_and_their_reasons() -> None:
     config = resolve()
     assert (config.dtype, config.chunk, config.max_model_len) == ("bfloat16", 512, 4096)
     assert resolve(machine=Machine(1 << 22, False)).dtype == "float32"
-    assert any("a quarter of the 4194304 bytes" in r for r in config.reasons)
+    assert any("a quarter of the 0.00 GiB" in r for r in config.reasons)
     assert sum(config.pool_bytes()) <= MACHINE.available_bytes // 4
     assert any(r.startswith("dtype bfloat16") for r in config.reasons)
 

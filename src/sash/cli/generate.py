@@ -49,9 +49,8 @@ def generate(
     finally:
         progress.close()
     timings = run.timings(load_s)
-    rows = pool_rows(llm.stats()) if as_json or stats else []
     if as_json:
-        print_json(_document(run, timings, rows))
+        print_json(_document(run, timings, pool_rows(llm.stats())))
     elif streaming:
         print()
     else:
@@ -59,7 +58,7 @@ def generate(
             print(f"--- answer {index + 1} of {params.n}\n{answer.text}")
     if stats:
         sys.stdout.flush()
-        print_stats(rows, timings)
+        print_stats(llm.stats(), timings)
     report_endings(run)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -28,16 +28,25 @@ def pool_rows(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def longest_line(stats: Mapping[str, Any]) -> str:
+    """What the longest request would hold, here and in one uniform cache."""
+    length, pools = stats["max_model_len"], stats["pools"]
+    here = sum(pool["longest_pages"] * pool["page_bytes"] for pool in pools)
+    uniform = sum(-(-length // pool["page_size"]) * pool["page_bytes"] for pool in pools)
+    return f"A request of {length} tokens would hold {mib(here)}, in one uniform cache {mib(uniform)}."
+
+
 def mib(num_bytes: int) -> str:
     """Bytes for people."""
     return f"{num_bytes / 2**20:.2f} MiB"
 
 
-def print_stats(rows: Sequence[Mapping[str, Any]], timings: Mapping[str, float | int | None]) -> None:
-    """The rates and the table, on standard error."""
+def print_stats(stats: Mapping[str, Any], timings: Mapping[str, float | int | None]) -> None:
+    """The rates, the pools at their peak and what the longest request would take, on standard error."""
     from rich.console import Console
     from rich.table import Table
 
+    rows = pool_rows(stats)
     console = Console(stderr=True, highlight=False)
     console.print(
         f"prompt {timings['prompt_tokens']} tokens at {_rate(timings['prefill_tokens_per_s'])}, "
@@ -54,6 +63,7 @@ def print_stats(rows: Sequence[Mapping[str, Any]], timings: Mapping[str, float |
     table.add_section()
     table.add_row("together", str(sum(row["layers"] for row in rows)), mib(total), mib(uniform))
     console.print(table)
+    console.print(longest_line(stats))
 
 
 def _rate(value: float | int | None) -> str:

@@ -64,7 +64,7 @@ def build_core(model: str | os.PathLike[str], options: EngineConfig, progress: P
     spec = load_spec(source)
     config = options.resolve(spec, probe(options.device))
     for reason in config.reasons:
-        logger().info("decided", reason=reason)
+        logger().info(reason)
     dtype, device = getattr(torch, config.dtype), torch.device(config.device)
     weights = load_weights(source.path, spec, dtype, device, progress)
     core = assemble(spec, config, weights)
@@ -76,7 +76,7 @@ def build_core(model: str | os.PathLike[str], options: EngineConfig, progress: P
 def assemble(spec: ModelSpec, config: ResolvedConfig, weights: dict[str, torch.Tensor]) -> EngineCore:
     """A core from loaded weights (canonical names; emptied)."""
     ops = resolve_ops(deterministic=config.options.deterministic)
-    logger().info("kernels", table=ops.name, note=ops.note)
+    logger().info(f"{ops.name} kernels" + (f": {ops.note}" if ops.note else ""))
     decoder = Decoder(spec, weights, ops, max_model_len=config.max_model_len)
     pools = tuple(
         KVPool(group, pages, config.demand.page_size, getattr(torch, config.dtype), decoder.device)

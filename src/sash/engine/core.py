@@ -270,13 +270,13 @@ class EngineCore:
 
     def stats(self) -> dict[str, Any]:
         """Counters and pools. Each entry of ``pools`` has name, span, layers, page_size, page_bytes, num_pages,
-        free_pages (promised ones included), held_pages, promised_pages, peak_pages, and ``requests`` with the
-        pages of each running one; ``uniform_peak_bytes`` is what one cache without windows would have held
-        at its peak."""
+        free_pages (promised ones included), held_pages, promised_pages, peak_pages, longest_pages (what one
+        request of max_model_len holds at most), and ``requests`` with the pages of each running one;
+        ``uniform_peak_bytes`` is what one cache without windows would have held at its peak."""
         demand = self.config.demand
         holders = {r: self.ledger.request_pages(r) for r in self.ledger.requests}
         pools = []
-        for group, pool in zip(demand.groups, self.ledger.stats(), strict=True):
+        for group, pool, longest in zip(demand.groups, self.ledger.stats(), demand.request_pages(), strict=True):
             pools.append(
                 {
                     "name": group.name,
@@ -289,11 +289,13 @@ class EngineCore:
                     "held_pages": pool.held,
                     "promised_pages": pool.promised,
                     "peak_pages": pool.peak,
+                    "longest_pages": longest,
                     "requests": {r: pages[group.name] for r, pages in holders.items()},
                 }
             )
         return {
             "pools": pools,
+            "max_model_len": demand.max_model_len,
             "running": len(self.scheduler.running),
             "waiting": len(self._sequences) - len(self.scheduler.running),
             "preemptions": self.scheduler.num_preemptions,

@@ -178,7 +178,8 @@ class EngineConfig:
             return budget
         if self.kv_cache_memory_bytes is not None:
             return self.kv_cache_memory_bytes
-        reasons.append(f"KV budget {budget} bytes: a quarter of the {machine.available_bytes} bytes free at start")
+        free = machine.available_bytes / 2**30
+        reasons.append(f"KV budget {budget / 2**30:.2f} GiB: a quarter of the {free:.2f} GiB free at start")
         return budget
 
     def _hybrid_ratio(self, groups: tuple[GroupSpec, ...], reasons: list[str]) -> float:
