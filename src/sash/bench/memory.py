@@ -24,10 +24,9 @@ def measure(model: str, dtype: str, tokens: int) -> dict[str, Any]:
 
     llm = LLM(model, dtype=dtype, max_model_len=max(tokens + 16, 2048))
     prompt = [2, *(5 + i % 20_000 for i in range(tokens - 1))]
-    pages: dict[str, int] = {}
-    for _ in llm.stream(prompt, SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)):
-        pages = {p["name"]: sum(p["requests"].values()) * p["page_bytes"] for p in llm.stats()["pools"]} or pages
-    return {"tokens": tokens, "pool_bytes": pages, "resident_bytes": resident_bytes()}
+    llm.generate(prompt, SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+    pool_bytes = {pool["name"]: pool["peak_pages"] * pool["page_bytes"] for pool in llm.stats()["pools"]}
+    return {"tokens": tokens, "pool_bytes": pool_bytes, "resident_bytes": resident_bytes()}
 
 
 def measure_apart(model: str, dtype: str, tokens: int) -> dict[str, Any]:

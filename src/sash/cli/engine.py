@@ -7,6 +7,7 @@ only when the real builder runs.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -77,6 +78,9 @@ def build(model: str, options: Mapping[str, object], progress: Progress) -> Engi
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
+    # libgomp reads it when torch loads. Its own default spins for milliseconds at every barrier, which makes
+    # decoding several times slower when anything else wants the cores (docs/log.md).
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     from sash.engine.llm import LLM
 
     return LLM(model, **options, progress=progress)
