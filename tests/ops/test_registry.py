@@ -15,6 +15,8 @@ def test_names_lead_to_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_ops(deterministic=True).name == "deterministic"
     monkeypatch.setenv("SASH_KERNELS", "reference")
     assert resolve_ops().name == "reference"
+    monkeypatch.setenv("SASH_KERNELS", "")
+    assert resolve_ops().name in ("native", "torch")
 
 
 def test_what_cannot_work_is_refused_with_what_does(monkeypatch: pytest.MonkeyPatch) -> None:

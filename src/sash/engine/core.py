@@ -133,9 +133,10 @@ class EngineCore:
         if not prompt:
             raise RequestError("the prompt is empty; give at least one token")
         if len(prompt) + (params.max_tokens != 0) > self.config.max_model_len:
+            longest = self.config.max_model_len - 1
+            shorter = f"shorten it to {longest} tokens or " if longest else ""
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens and max_model_len is {self.config.max_model_len}: "
-                f"shorten it to {self.config.max_model_len - 1} tokens or raise max_model_len"
+                f"the prompt has {len(prompt)} tokens and max_model_len is {longest + 1}: {shorter}raise max_model_len"
             )
         for name, ids in (
             ("prompt", prompt),

@@ -23,7 +23,7 @@ def resolve_ops(*, deterministic: bool = False, kernels: str | None = None) -> O
         ConfigError: an unknown name, native kernels that aren't built, or reference kernels for a
             deterministic engine.
     """
-    name = kernels or os.environ.get("SASH_KERNELS", "auto")
+    name = kernels or os.environ.get("SASH_KERNELS") or "auto"
     if name not in ("auto", *KERNELS):
         raise ConfigError(f"SASH_KERNELS={name!r} is unknown; use auto, {' or '.join(KERNELS)}")
     if name == "reference" and deterministic:

@@ -235,7 +235,8 @@ class EngineConfig:
         if self.max_total_tokens is not None:
             need = max(demand.request_pages()) * demand.page_size
             return f"give max_total_tokens of at least {need}, or lower max_model_len"
-        return f"give kv_cache_memory_bytes of at least {demand.request_bytes()}, or lower max_model_len"
+        smaller = ", page_size" if demand.page_size > demand.max_model_len else ""
+        return f"give kv_cache_memory_bytes of at least {demand.request_bytes()}, or lower max_model_len{smaller}"
 
 
 @dataclass(frozen=True, slots=True)
