@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +91,10 @@ def test_gemma_equals_gguf() -> None:
 
 
 @pytest.mark.real
-def test_gemma_header_is_read_in_a_fraction_of_a_second() -> None:
-    path = real_model("gemma3-270m")
-    start = time.process_time()  # processor time: other work on the machine doesn't count
-    assert open_gguf(path).find("tokenizer.ggml.tokens", "<end_of_turn>") == 106
-    assert time.process_time() - start < 0.3
+def test_gemma_token_is_found_without_decoding_the_vocabulary() -> None:
+    header = open_gguf(real_model("gemma3-270m"))
+    assert header.find("tokenizer.ggml.tokens", "<end_of_turn>") == 106
+    assert "tokenizer.ggml.tokens" not in header._values
 
 
 def test_arrays_are_decoded_only_when_asked_for(tmp_path: Path) -> None:

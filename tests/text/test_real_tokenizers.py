@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -116,12 +115,10 @@ def test_smollm2(smollm2: Tokenizer) -> None:
 
 
 @pytest.mark.real
-def test_gemma_loads_fast_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gemma_is_built_once_and_then_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = real_model("gemma3-270m")
     monkeypatch.setenv("SASH_CACHE_DIR", str(tmp_path))
     first = load_tokenizer(path)
     monkeypatch.setattr(spm, "_model_bytes", lambda header: pytest.fail("built again"))
-    start = time.process_time()  # processor time: other work on the machine doesn't count
     second = load_tokenizer(path)
-    assert time.process_time() - start < 2
     assert second.encode("Hello world") == first.encode("Hello world") == [2, 9259, 1902]
