@@ -63,7 +63,7 @@ def print_stats(stats: Mapping[str, Any], timings: Mapping[str, float | int | No
     table.add_section()
     table.add_row("together", str(sum(row["layers"] for row in rows)), mib(total), mib(uniform))
     console.print(table)
-    console.print(longest_line(stats))
+    console.print(longest_line(stats), soft_wrap=True)
 
 
 def _rate(value: float | int | None) -> str:
