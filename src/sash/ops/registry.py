@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from sash.ops.base import Ops
+from sash.ops.base import Ops, as_is
 from sash.spec.errors import ConfigError
 
 KERNELS = ("native", "torch", "reference")
@@ -65,17 +65,16 @@ def _torch() -> Ops:
 
 
 def _deterministic() -> Ops:
-    from sash.ops import fixed, reference, torch_ops
+    from sash.ops import fixed, reference
 
-    return Ops(
+    # reference.gated: torch's activations round by an element's place in the tensor.
+    return replace(
+        _torch(),
         name="deterministic",
         linear=fixed.linear,
-        rms_norm=torch_ops.rms_norm,
-        layer_norm=torch_ops.layer_norm,
-        rope=torch_ops.rope,
-        # torch's own activations round differently where a row is not a whole number of SIMD words.
         gated=reference.gated,
         attention=fixed.attention,
+        pack=as_is,
     )
 
 
