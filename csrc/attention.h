@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "isa.h"
 
 namespace sash {
 
@@ -18,7 +21,7 @@ struct AttentionCall {
   const void* k_pool;    // [H, slots, D]
   const void* v_pool;    // [H, slots, Dv]
   void* out;             // [Nq, Hq, Dv] contiguous, q's type
-  float* lse;            // [Nq, Hq] contiguous
+  float* lse;            // [Nq, Hq] contiguous, or null
   const float* sink_logits;  // [Hq] or null
   int64_t q_stride, q_head, k_stride, k_head, v_stride, v_head;
   int64_t slots, heads, folded, dim, v_dim;
@@ -29,11 +32,46 @@ struct AttentionCall {
   const int64_t* firsts;  // [Nq] first and last visible position of each query, sinks apart
   const int64_t* lasts;
   float scale, softcap;
-  int threads;
+  int threads, type;
 };
 
-namespace avx512 { void attention(const AttentionCall&, int type); }
-namespace avx2 { void attention(const AttentionCall&, int type); }
-namespace portable { void attention(const AttentionCall&, int type); }
+// A batch cut into pieces that any thread may run, in any order and at once. It depends on the segments,
+// the shapes and the threads alone, so one plan serves all layers of a group, one layer after the other.
+struct AttentionPlan {
+  // A block of a chunk's queries.
+  struct Chunk {
+    int64_t segment, head, first, count;
+  };
+  // A range of the keys (columns) that a single query sees.
+  struct Part {
+    int64_t segment, head, low, high, merge;
+  };
+  // The parts of a single query and KV head; ``left`` are still to run: the last of them merges all.
+  struct Merge {
+    int64_t first, count, left;
+  };
+
+  // Reads the shapes, the segments and what they point to, and the threads of a call.
+  explicit AttentionPlan(const AttentionCall&);
+  int64_t pieces() const { return static_cast<int64_t>(chunks.size() + parts.size()); }
+
+  std::vector<Chunk> chunks;
+  std::vector<Part> parts;
+  std::vector<Merge> merges;
+  // Columns are indices into a segment's past rows followed by its rows in hand.
+  std::vector<int64_t> low, high;  // [Nq] first visible column of each query and the one after its last
+  std::vector<int64_t> sinks;      // [segments] columns of sinks
+  std::vector<float> partial;      // [parts][folded][2 + Dv]: best logit, sum of weights, weighted values
+};
+
+// Piece i of plan.pieces(); the call's ``out`` is complete once all have run.
+using AttentionPiece = void (*)(const AttentionCall&, AttentionPlan&, int64_t i);
+namespace avx512 { void attention_piece(const AttentionCall&, AttentionPlan&, int64_t i); }
+namespace avx2 { void attention_piece(const AttentionCall&, AttentionPlan&, int64_t i); }
+namespace portable { void attention_piece(const AttentionCall&, AttentionPlan&, int64_t i); }
+AttentionPiece attention_piece(Isa);
+
+// All pieces, on threads of its own.
+void attention(const AttentionCall&, Isa);
 
 }  // namespace sash

@@ -83,14 +83,9 @@ void attention_call(const std::vector<int64_t>& a, float scale, float softcap, i
   c.threads = static_cast<int>(a[25]);
   c.scale = scale;
   c.softcap = softcap;
+  c.type = type;
   nb::gil_scoped_release release;
-  switch (chosen) {
-#if defined(SASH_X86)
-    case Isa::avx512: return avx512::attention(c, type);
-    case Isa::avx2: return avx2::attention(c, type);
-#endif
-    default: return portable::attention(c, type);
-  }
+  attention(c, chosen);
 }
 
 }  // namespace
