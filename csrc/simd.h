@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -62,25 +62,30 @@ static inline float top(vf x) {
   return out;
 }
 
-// exp for x <= 0 (any x below 88): range reduction and a polynomial of degree 6, error under 2 ulp; exactly 0 below -87.
-static inline vf vexp(vf x) {
-  const vi tiny = x < splat(-87.0f);
+// 2^x for x <= 0 (any x below 127): a polynomial of degree 5 on [-1/2, 1/2], error under 2 ulp; 0 far below -126.
+static inline vf vexp2(vf x) {
+#if defined(__AVX512F__)
+  const __m512 n = _mm512_roundscale_ps(reinterpret_cast<__m512&>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const vf f = x - reinterpret_cast<const vf&>(n);
+#else
+  const vi tiny = x < splat(-126.0f);
   x = tiny ? splat(0.0f) : x;
-  vf n = x * 1.44269504089f;
-  n = n + (n < splat(0.0f) ? splat(-0.5f) : splat(0.5f));
-  vi k = __builtin_convertvector(n, vi);
-  n = __builtin_convertvector(k, vf);
-  vf r = x - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
-  vf p = splat(1.9875691500e-4f) * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  vi scale = (k + 127) << 23;
-  vf out = p * reinterpret_cast<vf&>(scale);
-  return tiny ? splat(0.0f) : out;
+  // Adding 1.5 * 2^23 rounds to a whole number, which the low bits of the sum hold.
+  const vf sum = x + 12582912.0f;
+  const vf f = x - (sum - 12582912.0f);
+#endif
+  vf p = splat(1.3276471959e-03f) * f + 9.6755415026e-03f;
+  p = p * f + 5.5507132751e-02f;
+  p = p * f + 2.4022119721e-01f;
+  p = p * f + 6.9314696706e-01f;
+  p = p * f + 1.0f;
+#if defined(__AVX512F__)
+  const __m512 out = _mm512_scalef_ps(reinterpret_cast<__m512&>(p), n);
+  return reinterpret_cast<const vf&>(out);
+#else
+  vi bits = reinterpret_cast<vi&>(p) + (reinterpret_cast<const vi&>(sum) << 23);
+  return tiny ? splat(0.0f) : reinterpret_cast<vf&>(bits);
+#endif
 }
 
 }  // namespace SASH_NS
