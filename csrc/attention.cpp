@@ -1,9 +1,9 @@
 // How a batch is cut into pieces, and threads that run them.
 #include "attention.h"
 
-#include <omp.h>
-
 #include <algorithm>
+
+#include "team.h"
 
 namespace sash {
 namespace {
@@ -79,8 +79,7 @@ void attention(const AttentionCall& c, Isa isa) {
   AttentionPlan plan(c);
   const AttentionPiece piece = attention_piece(isa);
   const int64_t pieces = plan.pieces();
-#pragma omp parallel for schedule(dynamic, 1) num_threads(c.threads) if (pieces > 1)
-  for (int64_t i = 0; i < pieces; i++) piece(c, plan, i);
+  Team::lead(c.threads, [&](Team& team) { team.each(pieces, [&](int64_t i) { piece(c, plan, i); }); });
 }
 
 }  // namespace sash

@@ -1,6 +1,7 @@
 // The Python side of the kernels. Tensors come as addresses and strides: sash.ops.native has checked them.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -11,6 +12,8 @@
 
 #include "attention.h"
 #include "isa.h"
+#include "step.h"
+#include "team.h"
 
 namespace nb = nanobind;
 
@@ -88,6 +91,120 @@ void attention_call(const std::vector<int64_t>& a, float scale, float softcap, i
   attention(c, chosen);
 }
 
+// A pointer member as an address.
+template <class T, class P>
+void address(nb::class_<T>& type, const char* name, P T::*member) {
+  type.def_prop_rw(
+      name, [member](const T& self) { return reinterpret_cast<intptr_t>(self.*member); },
+      [member](T& self, int64_t value) { self.*member = reinterpret_cast<P>(static_cast<intptr_t>(value)); });
+}
+
+void add_view(Step& step, const std::vector<int64_t>& a) {
+  View v;
+  v.segments = at<Segment>(a[0]);
+  v.num_segments = a[1];
+  v.past_positions = at<int64_t>(a[2]);
+  v.past_slots = at<int64_t>(a[3]);
+  v.firsts = at<int64_t>(a[4]);
+  v.lasts = at<int64_t>(a[5]);
+  v.early_rows = at<int64_t>(a[6]);
+  v.early_slots = at<int64_t>(a[7]);
+  v.early = a[8];
+  v.late_rows = at<int64_t>(a[9]);
+  v.late_slots = at<int64_t>(a[10]);
+  v.late = a[11];
+  step.views.push_back(v);
+}
+
+void bind_step(nb::module_& m) {
+  nb::class_<Linear> linear_type(m, "Linear");
+  linear_type.def(nb::init<>())
+      .def_rw("kind", &Linear::kind)
+      .def_rw("inputs", &Linear::in)
+      .def_rw("outputs", &Linear::out)
+      .def_rw("block", &Linear::block);
+  address(linear_type, "weight", &Linear::weight);
+  address(linear_type, "scale", &Linear::scale);
+  address(linear_type, "offset", &Linear::offset);
+  address(linear_type, "bias", &Linear::bias);
+
+  nb::class_<Layer> layer(m, "Layer");
+  layer.def(nb::init<>())
+      .def_rw("qkv", &Layer::qkv)
+      .def_rw("o", &Layer::o)
+      .def_rw("gate_up", &Layer::gate_up)
+      .def_rw("down", &Layer::down)
+      .def_rw("heads", &Layer::heads)
+      .def_rw("kv_heads", &Layer::kv_heads)
+      .def_rw("dim", &Layer::dim)
+      .def_rw("v_dim", &Layer::v_dim)
+      .def_rw("rope", &Layer::rope)
+      .def_rw("interleaved", &Layer::interleaved)
+      .def_rw("scale", &Layer::scale)
+      .def_rw("softcap", &Layer::softcap)
+      .def_rw("activation", &Layer::activation)
+      .def_rw("slots", &Layer::slots);
+  address(layer, "attn_norm", &Layer::attn_norm);
+  address(layer, "post_attn_norm", &Layer::post_attn_norm);
+  address(layer, "mlp_norm", &Layer::mlp_norm);
+  address(layer, "post_mlp_norm", &Layer::post_mlp_norm);
+  address(layer, "head_norm", &Layer::head_norm);
+  address(layer, "q_norm", &Layer::q_norm);
+  address(layer, "k_norm", &Layer::k_norm);
+  address(layer, "sinks", &Layer::sinks);
+  address(layer, "k_pool", &Layer::k_pool);
+  address(layer, "v_pool", &Layer::v_pool);
+
+  nb::class_<Step> step(m, "Step");
+  step.def(nb::init<>())
+      .def_rw("rows", &Step::rows)
+      .def_rw("threads", &Step::threads)
+      .def("view", &add_view)
+      .def("angles", [](Step& self, int64_t cos, int64_t sin, int64_t half) {
+        self.angles.push_back({at<float>(cos), at<float>(sin), half});
+      })
+      .def("layer", [](Step& self, int view, int64_t keep, int64_t kept) {
+        self.view_of.push_back(view);
+        self.keep.push_back(at<int64_t>(keep));
+        self.kept.push_back(kept);
+      });
+  address(step, "tokens", &Step::tokens);
+  address(step, "hidden", &Step::hidden);
+  address(step, "out", &Step::out);
+
+  nb::class_<Model> model(m, "Model");
+  model.def(nb::init<>())
+      .def_rw("hidden", &Model::hidden)
+      .def_rw("eps", &Model::eps)
+      .def_rw("layer_norm", &Model::layer_norm)
+      .def_rw("parallel", &Model::parallel)
+      .def_rw("embed_scale", &Model::embed_scale)
+      .def_rw("head", &Model::head)
+      .def_rw("kv_type", &Model::kv_type)
+      .def("add", [](Model& self, const Layer& l) { self.layers.push_back(l); })
+      .def("forward", [](Model& self, const Step& s) { self.forward(s, chosen); }, nb::call_guard<nb::gil_scoped_release>());
+  address(model, "final_norm", &Model::final_norm);
+
+  m.def("linear", [](const Linear& l, int64_t x, int64_t x_stride, int64_t rows, int64_t out, int64_t stride, int threads) {
+    nb::gil_scoped_release release;
+    linear(l, at<float>(x), x_stride, rows, const_cast<float*>(at<float>(out)), stride, threads, chosen);
+  });
+  m.def("pack_int8", [](const Linear& l, int64_t rows, int type, int threads) {
+    nb::gil_scoped_release release;
+    pack_int8(l, at<void>(rows), type, threads, chosen);
+  });
+  m.def("pin", &Team::pin);
+  m.def("unpack_row", [](const Linear& l, int64_t row, int64_t to) {
+    kernels(chosen).unpack_row(l, row, const_cast<float*>(at<float>(to)));
+  });
+  m.def("argmax", [](int64_t x, int64_t rows, int64_t n, int threads) {
+    std::pair<std::vector<int64_t>, std::vector<float>> out{std::vector<int64_t>(rows), std::vector<float>(rows)};
+    nb::gil_scoped_release release;
+    argmax(at<float>(x), rows, n, out.first.data(), out.second.data(), threads, chosen);
+    return out;
+  });
+}
+
 }  // namespace
 }  // namespace sash
 
@@ -95,4 +212,5 @@ NB_MODULE(_native, m) {
   m.def("isa", [] { return std::string(sash::name_of(sash::chosen)); });
   m.def("set_isa", [](const std::string& name) { sash::chosen = sash::isa_of(name); });
   m.def("attention", &sash::attention_call);
+  sash::bind_step(m);
 }

@@ -2,4 +2,68 @@
 
 def isa() -> str: ...
 def set_isa(name: str) -> None: ...
+def pin(processors: list[int]) -> None: ...
 def attention(addresses: list[int], scale: float, softcap: float, type: int) -> None: ...
+
+class Linear:
+    kind: int
+    inputs: int
+    outputs: int
+    block: int
+    weight: int
+    scale: int
+    offset: int
+    bias: int
+
+class Layer:
+    qkv: Linear
+    o: Linear
+    gate_up: Linear
+    down: Linear
+    heads: int
+    kv_heads: int
+    dim: int
+    v_dim: int
+    rope: int
+    interleaved: bool
+    scale: float
+    softcap: float
+    activation: int
+    slots: int
+    attn_norm: int
+    post_attn_norm: int
+    mlp_norm: int
+    post_mlp_norm: int
+    head_norm: int
+    q_norm: int
+    k_norm: int
+    sinks: int
+    k_pool: int
+    v_pool: int
+
+class Step:
+    rows: int
+    threads: int
+    tokens: int
+    hidden: int
+    out: int
+    def view(self, addresses: list[int]) -> None: ...
+    def angles(self, cos: int, sin: int, half: int) -> None: ...
+    def layer(self, view: int, keep: int, kept: int) -> None: ...
+
+class Model:
+    hidden: int
+    eps: float
+    layer_norm: bool
+    parallel: bool
+    embed_scale: float
+    head: Linear
+    kv_type: int
+    final_norm: int
+    def add(self, layer: Layer) -> None: ...
+    def forward(self, step: Step) -> None: ...
+
+def linear(weight: Linear, x: int, x_stride: int, rows: int, out: int, stride: int, threads: int) -> None: ...
+def pack_int8(weight: Linear, rows: int, type: int, threads: int) -> None: ...
+def unpack_row(weight: Linear, row: int, to: int) -> None: ...
+def argmax(x: int, rows: int, n: int, threads: int) -> tuple[list[int], list[float]]: ...

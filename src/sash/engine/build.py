@@ -75,7 +75,7 @@ def build_core(model: str | os.PathLike[str], options: EngineConfig, progress: P
 
 def assemble(spec: ModelSpec, config: ResolvedConfig, weights: dict[str, torch.Tensor]) -> EngineCore:
     """A core from loaded weights (canonical names; emptied)."""
-    ops = resolve_ops(deterministic=config.options.deterministic)
+    ops = resolve_ops(deterministic=config.options.deterministic, quantization=config.quantization)
     logger().info(f"{ops.name} kernels" + (f": {ops.note}" if ops.note else ""))
     decoder = Decoder(spec, weights, ops, max_model_len=config.max_model_len)
     pools = tuple(

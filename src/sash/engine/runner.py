@@ -12,6 +12,7 @@ from sash.engine.sequence import Sequence
 from sash.engine.step import Step
 from sash.kv.storage import KVPool
 from sash.models.decoder import Decoder
+from sash.models.fused import FusedDecoder, obstacle
 from sash.ops.base import Ops
 from sash.ops.sampling import choose, shape_logits, token_logprobs
 from sash.scheduler.plan import StepItem, StepPlan
@@ -53,15 +54,25 @@ class Runner:
         self.pools = pools
         self._place = {layer: (g, i) for g, group in enumerate(config.groups) for i, layer in enumerate(group.layers)}
         self.device = decoder.device
+        planes = [pools[g].layers[i] for g, i in (self._place[layer] for layer in range(len(spec.layers)))]
+        self.op_by_op = obstacle(decoder, planes)
+        self._fused = None if self.op_by_op else FusedDecoder(decoder, planes)
+        self._logits = decoder.logits if self._fused is None else self._fused.logits
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, sequences: Mapping[str, Sequence]) -> StepResult:
         """Compute a step: write its K and V, sample its tokens. ``sequences`` is not changed."""
         step = Step(plan, sequences, self._spec, self._place, self.pools, self._ops)
         self._copy(step.copies_before())
-        hidden = self._decoder.forward(
-            step.token_ids.to(self.device), step.positions.to(self.device), step.attend, step.narrow(self.device)
+        ids, positions, narrow = (
+            step.token_ids.to(self.device),
+            step.positions.to(self.device),
+            step.narrow(self.device),
         )
+        if self._fused is None:
+            hidden = self._decoder.forward(ids, positions, step.attend, narrow)
+        else:
+            hidden = self._fused.forward(ids, positions, step.views(), narrow)
         self._copy(plan.copies_after)
         return self._sample(step, hidden, sequences)
 
@@ -85,7 +96,7 @@ class Runner:
                 sampling.append(item)
         for a in range(0, len(sampling), _LOGIT_ROWS):
             rows = torch.tensor(last_rows[a : a + _LOGIT_ROWS], device=hidden.device)
-            logits = self._decoder.logits(hidden.index_select(0, rows))
+            logits = self._logits(hidden.index_select(0, rows))
             self._draw(sampling[a : a + _LOGIT_ROWS], logits, sequences, result)
         return result
 
@@ -103,7 +114,7 @@ class Runner:
         scores: list[TokenLogprobs] = []
         for a in range(first, end, _LOGIT_ROWS):
             b = min(a + _LOGIT_ROWS, end)
-            logits = self._decoder.logits(hidden[a - first : b - first])
+            logits = self._logits(hidden[a - first : b - first])
             tokens = torch.tensor(seq.tokens[a + 1 : b + 1], device=hidden.device)
             scores += token_logprobs(logits, tokens, seq.params.prompt_logprobs or 0)
         result.prompt_scores[item.request_id] = scores

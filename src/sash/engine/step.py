@@ -117,6 +117,10 @@ class Step:
             pool.write(index, k, v, *view.late)
         return out
 
+    def views(self) -> list[GroupStep]:
+        """Each layer's view of the step."""
+        return [self._view(layer, self._place[layer][0], torch.device("cpu")) for layer in range(len(self._rows))]
+
     def _view(self, layer: int, group: int, device: torch.device) -> GroupStep:
         """The group's step as this layer needs it; equal for all layers that see the same rows."""
         rows = self._rows[layer]

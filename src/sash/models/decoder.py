@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.nn.functional as F
 
-from sash.models.mlp import GatedMlp, MoeMlp, fuse
+from sash.models.mlp import GatedMlp, MoeMlp, plain
+from sash.models.prepare import Prepared, prepare
 from sash.models.rope import Rope
-from sash.ops.base import Ops
-from sash.spec.errors import ModelError
-from sash.spec.model import BlockKind, LayerSpec, ModelSpec, NormKind, QkNorm, RopeSpec, expected_weights
+from sash.ops.base import Ops, Weight
+from sash.spec.model import BlockKind, LayerSpec, ModelSpec, NormKind, QkNorm, RopeSpec
 
 # attend(layer, q [Nq, Hq, D], k [N, H, D], v [N, H, Dv], sink_logits [Hq] float32 | None) -> [Nq, Hq, Dv].
 # q, k and v may be strided views of one buffer; their last dimension is contiguous. The scale and
@@ -30,8 +29,8 @@ class Decoder:
 
     Args:
         spec: the model.
-        weights: canonical names (``expected_weights``) to tensors of one dtype and device. It is
-            emptied: q, k, v and gate, up are fused, and no tensor is held twice for long.
+        weights: canonical names (``expected_weights``) to tensors of one dtype and device. It
+            is emptied.
         ops: the table of ops; its ``attention`` is not used here.
         max_model_len: longest request in tokens; fixes the frequencies of dynamic NTK and LongRoPE.
 
@@ -39,22 +38,19 @@ class Decoder:
         ModelError: a weight is missing.
     """
 
-    def __init__(self, spec: ModelSpec, weights: dict[str, torch.Tensor], ops: Ops, *, max_model_len: int) -> None:
-        missing = sorted(expected_weights(spec).keys() - weights.keys())
-        if missing:
-            raise ModelError(f"weights are missing: {', '.join(missing)}")
-        self.spec = spec
-        self._embed = weights.pop("embed")
-        self.dtype, self.device = self._embed.dtype, self._embed.device
-        # Packing copies: a tied head costs its own memory again where the table packs. Rows are looked
-        # up in the plain embedding, and the head is the largest product of a decoding step.
-        self._head = ops.pack(self._embed if spec.tied_embeddings else weights.pop("head"))
-        self._linear = ops.linear
-        self._norm = _norm_function(spec, ops)
-        self._final_norm = _norm_weight(spec, weights.pop("final_norm"))
+    def __init__(
+        self, spec: ModelSpec, weights: dict[str, torch.Tensor] | Prepared, ops: Ops, *, max_model_len: int
+    ) -> None:
+        self.spec, self.ops = spec, ops
+        own = weights if "head" in weights and "layers.0.qkv" in weights else prepare(spec, weights, ops)
+        self.embed, self.head = own.pop("embed"), own.pop("head")
+        final = own.pop("final_norm")
+        assert isinstance(final, torch.Tensor)
+        self.dtype, self.device = final.dtype, final.device
+        self._norm, self.final_norm = _norm_function(spec, ops), _norm_weight(spec, final)
         ropes: dict[RopeSpec, int] = {}
-        self._layers = [_Layer(spec, i, weights, ops, ropes) for i in range(len(spec.layers))]
-        self._ropes = [Rope(rope, max_model_len, self.device) for rope in ropes]
+        self.layers = [Layer(spec, i, own, ops, ropes, self.dtype) for i in range(len(spec.layers))]
+        self.ropes = [Rope(rope, max_model_len, self.device) for rope in ropes]
 
     def forward(
         self,
@@ -76,20 +72,23 @@ class Decoder:
         Returns:
             [N', hidden] after the final norm, in the weights' dtype; N' rows are left by ``narrow``.
         """
-        hidden = F.embedding(token_ids, self._embed).float()
+        hidden = self.ops.embedding(token_ids, self.embed)
         if self.spec.embed_scale != 1.0:
             hidden.mul_(self.spec.embed_scale)
-        angles = [rope.cos_sin(positions) for rope in self._ropes]
-        for i, layer in enumerate(self._layers):
+        angles = [rope.cos_sin(positions) for rope in self.ropes]
+        for i, layer in enumerate(self.layers):
             keep = narrow.get(i) if narrow else None
             hidden = layer.run(hidden, angles, attend, keep)
             if keep is not None:
                 angles = _rows(angles, keep)
-        return self._norm(hidden, self._final_norm).to(self.dtype)
+        return self._norm(hidden, self.final_norm).to(self.dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of the next token: [M, vocab] float32, of rows of ``forward``'s result [M, hidden]."""
-        out = self._linear(hidden, self._head, None).float()
+        return self.shape_logits(self.ops.linear(hidden, self.head, None).float())
+
+    def shape_logits(self, out: torch.Tensor) -> torch.Tensor:
+        """The head's products [M, vocab] float32 as the model's scale and cap make them logits."""
         if self.spec.logit_scale != 1.0:
             out = out * self.spec.logit_scale
         if self.spec.final_softcap:
@@ -97,31 +96,37 @@ class Decoder:
         return out
 
 
-class _Layer:
+class Layer:
     """One decoder layer; everything that can be decided before the first step is decided in ``__init__``."""
 
     def __init__(
-        self, spec: ModelSpec, index: int, weights: dict[str, torch.Tensor], ops: Ops, ropes: dict[RopeSpec, int]
+        self,
+        spec: ModelSpec,
+        index: int,
+        weights: Prepared,
+        ops: Ops,
+        ropes: dict[RopeSpec, int],
+        dtype: torch.dtype,
     ) -> None:
         layer = spec.layers[index]
         prefix = f"layers.{index}."
         own = {name.removeprefix(prefix): weights.pop(name) for name in list(weights) if name.startswith(prefix)}
-        self.index, self.dtype = index, own["q"].dtype
+        self.index, self.dtype = index, dtype
         self.linear, self.rope_op, self.norm = ops.linear, ops.rope, _norm_function(spec, ops)
         self.heads, self.kv_heads = layer.num_heads, layer.num_kv_heads
         self.head_dim, self.v_head_dim = layer.head_dim, layer.v_head_dim
         self.q_out, self.k_out = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         self.v_out = layer.num_kv_heads * layer.v_head_dim
-        self.qkv = ops.pack(fuse(own, "q", "k", "v"))
-        self.qkv_bias = fuse(own, "q_bias", "k_bias", "v_bias") if spec.qkv_bias else None
-        self.o, self.o_bias = ops.pack(own.pop("o")), own.pop("o_bias") if spec.o_bias else None
-        self.sinks = own.pop("sinks").float() if layer.learned_sinks else None
+        self.qkv, self.qkv_bias = own.pop("qkv"), plain(own, "qkv_bias")
+        self.o, self.o_bias = own.pop("o"), plain(own, "o_bias")
+        sinks = plain(own, "sinks")
+        self.sinks = None if sinks is None else sinks.float()
         self._set_norms(spec, layer, own)
         self.rope = None if layer.rope is None else ropes.setdefault(layer.rope, len(ropes))
         self.interleaved = layer.rope is not None and layer.rope.interleaved
         self.mlp = (MoeMlp if layer.mlp.num_experts else GatedMlp)(layer.mlp, own, ops)
 
-    def _set_norms(self, spec: ModelSpec, layer: LayerSpec, own: dict[str, torch.Tensor]) -> None:
+    def _set_norms(self, spec: ModelSpec, layer: LayerSpec, own: Prepared) -> None:
         def take(name: str) -> torch.Tensor | None:
             return _norm_weight(spec, own.pop(name)) if name in own else None
 
@@ -211,6 +216,7 @@ def _norm_function(spec: ModelSpec, ops: Ops) -> Norm:
     return lambda x, weight: ops.rms_norm(x, weight, eps)
 
 
-def _norm_weight(spec: ModelSpec, weight: torch.Tensor) -> torch.Tensor:
+def _norm_weight(spec: ModelSpec, weight: Weight) -> torch.Tensor:
     """A norm weight in float32; the 1 of RMS_PLUS_ONE is added here, once."""
+    assert isinstance(weight, torch.Tensor)
     return weight.float() + 1 if spec.norm is NormKind.RMS_PLUS_ONE else weight.float()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from sash.models.prepare import Prepared
 from sash.ops.base import Ops
 from sash.spec.model import MlpSpec
 
@@ -16,13 +17,11 @@ class GatedMlp:
 
     __slots__ = ("activation", "down", "down_bias", "gate_up", "gate_up_bias", "gated", "linear")
 
-    def __init__(self, spec: MlpSpec, weights: dict[str, torch.Tensor], ops: Ops) -> None:
+    def __init__(self, spec: MlpSpec, weights: Prepared, ops: Ops) -> None:
         self.linear, self.gated = ops.linear, ops.gated
         self.activation = spec.activation
-        self.gate_up = ops.pack(fuse(weights, "gate", "up"))
-        self.gate_up_bias = fuse(weights, "gate_bias", "up_bias") if spec.bias else None
-        self.down = ops.pack(weights.pop("down"))
-        self.down_bias = weights.pop("down_bias") if spec.bias else None
+        self.gate_up, self.gate_up_bias = weights.pop("gate_up"), plain(weights, "gate_up_bias")
+        self.down, self.down_bias = weights.pop("down"), plain(weights, "down_bias")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [N, hidden] to [N, hidden], in x's dtype."""
@@ -38,14 +37,12 @@ class MoeMlp:
 
     __slots__ = ("down", "down_bias", "gate_up", "gate_up_bias", "ops", "router", "router_bias", "spec")
 
-    def __init__(self, spec: MlpSpec, weights: dict[str, torch.Tensor], ops: Ops) -> None:
+    def __init__(self, spec: MlpSpec, weights: Prepared, ops: Ops) -> None:
         self.spec, self.ops = spec, ops
-        self.router = weights.pop("router")
-        self.router_bias = weights.pop("router_bias") if spec.router_bias else None
-        self.gate_up = [ops.pack(one) for one in fuse(weights, "gate", "up", dim=1)]
-        self.gate_up_bias = fuse(weights, "gate_bias", "up_bias", dim=1) if spec.bias else None
-        self.down = [ops.pack(one) for one in weights.pop("down")]
-        self.down_bias = weights.pop("down_bias") if spec.bias else None
+        self.router, self.router_bias = weights.pop("router"), plain(weights, "router_bias")
+        experts = range(spec.num_experts)
+        self.gate_up, self.down = ([weights.pop(f"{name}.{e}") for e in experts] for name in ("gate_up", "down"))
+        self.gate_up_bias, self.down_bias = plain(weights, "gate_up_bias"), plain(weights, "down_bias")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [N, hidden] to [N, hidden] float32."""
@@ -77,6 +74,8 @@ class MoeMlp:
         return self.ops.linear(gated, self.down[expert], down_bias)
 
 
-def fuse(weights: dict[str, torch.Tensor], *names: str, dim: int = 0) -> torch.Tensor:
-    """Take the named tensors out of ``weights`` and join them along ``dim``."""
-    return torch.cat([weights.pop(name) for name in names], dim=dim)
+def plain(weights: Prepared, name: str) -> torch.Tensor | None:
+    """Take a weight that is never packed out of ``weights``; None where the model has none."""
+    weight = weights.pop(name, None)
+    assert weight is None or isinstance(weight, torch.Tensor)
+    return weight

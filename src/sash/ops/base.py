@@ -10,11 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+
+from sash.ops.packed import PackedLinear
+
+Weight = torch.Tensor | PackedLinear
 
 
-def as_is(weight: torch.Tensor) -> torch.Tensor:
+def as_is(weight: torch.Tensor) -> Weight:
     """The weight, unpacked: what a table does whose ``linear`` has no layout of its own."""
     return weight
+
+
+def embedding(token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """Rows ``token_ids`` [N] of a plain weight [vocabulary, hidden]: [N, hidden] float32."""
+    assert isinstance(weight, torch.Tensor)
+    return F.embedding(token_ids, weight).float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +38,9 @@ class Ops:
     rope(x [N, H, D], cos [N, R/2], sin [N, R/2], interleaved: bool) -> [N, H, D]
     gated(gate_up [N, 2I], activation) -> [N, I]                      gate first, then up
     pack(weight [out, in]) -> the weight as this table's linear reads it fastest; may be opaque
+    embedding(token_ids [N], weight [out, in]) -> [N, in] float32     of a plain weight or a PackedLinear
     attention: see ``sash.ops.attention_reference.attention``
-    ``note`` says why this table, or on which instruction set.
+    ``quantization`` is what ``pack`` rounds to. ``note`` says why this table, or on which instruction set.
     """
 
     name: str
@@ -38,5 +50,12 @@ class Ops:
     rope: Callable[..., torch.Tensor]
     gated: Callable[..., torch.Tensor]
     attention: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    pack: Callable[[torch.Tensor], torch.Tensor] = as_is
+    pack: Callable[[torch.Tensor], Weight] = as_is
+    embedding: Callable[[torch.Tensor, Weight], torch.Tensor] = embedding
+    quantization: str = "none"
     note: str = ""
+
+    @staticmethod
+    def looks_up(weight: Weight) -> bool:
+        """Whether ``embedding`` finds rows in what ``pack`` made."""
+        return isinstance(weight, PackedLinear)

@@ -13,7 +13,7 @@ from sash.ops import attention_torch
 from sash.ops.paged import PagedBatch
 from sash.spec.errors import ConfigError
 
-_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
 ISAS = ("avx512", "avx2", "portable")
 
 
@@ -38,7 +38,7 @@ def load() -> tuple[ModuleType | None, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flat:
+class Flat:
     """A batch as the kernel reads it, int64: segments [S, 9], positions and slots of all past rows, and
     each query's first and last visible position [Nq]."""
 
@@ -49,7 +49,7 @@ class _Flat:
     lasts: torch.Tensor
 
 
-def _flat(batch: PagedBatch) -> _Flat:
+def flat(batch: PagedBatch) -> Flat:
     if "native" not in batch.cache:
         segments, past = [], 0
         firsts, lasts = [], []
@@ -65,15 +65,15 @@ def _flat(batch: PagedBatch) -> _Flat:
             first, last = seg.bounds(0, seg.q_count)
             firsts.append(first)
             lasts.append(last)
-        batch.cache["native"] = _Flat(
+        batch.cache["native"] = Flat(
             torch.tensor(segments, dtype=torch.int64),
             torch.cat([s.past_positions for s in batch.segments]).contiguous(),
             torch.cat([s.past_slots for s in batch.segments]).contiguous(),
             torch.cat(firsts).to(torch.int64),
             torch.cat(lasts).to(torch.int64),
         )
-    flat: _Flat = batch.cache["native"]
-    return flat
+    out: Flat = batch.cache["native"]
+    return out
 
 
 def attention(
@@ -89,7 +89,7 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``sash.ops.attention_reference.attention``. float32 and bfloat16 on the CPU run in the kernel,
     everything else in torch."""
-    kind = _TYPES.get(q.dtype)
+    kind = TYPES.get(q.dtype)
     if kind is None or q.device.type != "cpu" or planes.k.dtype is not q.dtype or planes.v.dtype is not q.dtype:
         return attention_torch.attention(q, k, v, planes, batch, scale=scale, softcap=softcap, sink_logits=sink_logits)
     import sash._native as _native
@@ -99,15 +99,15 @@ def attention(
     if not q.shape[0]:
         return out, lse
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    flat = _flat(batch)
+    rows = flat(batch)
     sinks = None if sink_logits is None else sink_logits.float().contiguous()
     address = [
         *(x.data_ptr() for x in (q, k, v, planes.k, planes.v, out, lse)),
         0 if sinks is None else sinks.data_ptr(),
         *(q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1)),
         *(planes.k.shape[1], k.shape[1], q.shape[1] // k.shape[1], q.shape[2], v.shape[2]),
-        *(flat.segments.data_ptr(), flat.segments.shape[0], flat.positions.data_ptr(), flat.slots.data_ptr()),
-        *(flat.firsts.data_ptr(), flat.lasts.data_ptr(), torch.get_num_threads()),
+        *(rows.segments.data_ptr(), rows.segments.shape[0], rows.positions.data_ptr(), rows.slots.data_ptr()),
+        *(rows.firsts.data_ptr(), rows.lasts.data_ptr(), torch.get_num_threads()),
     ]
     _native.attention(address, scale, softcap, kind)
     return out, lse

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 
+from sash.ops import packed
 from sash.ops.base import Ops, as_is
 from sash.spec.errors import ConfigError
 
 KERNELS = ("native", "torch", "reference")
 
 
-def resolve_ops(*, deterministic: bool = False, kernels: str | None = None) -> Ops:
+def resolve_ops(*, deterministic: bool = False, kernels: str | None = None, quantization: str = "none") -> Ops:
     """The table to run with.
 
     Args:
         deterministic: a row's result must not depend on the rows beside it, bit for bit.
         kernels: native, torch, reference, or auto: native where it is built, else torch, with the reason in
             the table's ``note``; None reads the environment's SASH_KERNELS.
+        quantization: of the linear layers: none, int8, or auto: int8 where the native kernels run.
 
     Raises:
         ConfigError: an unknown name, native kernels that aren't built, or reference kernels for a
-            deterministic engine.
+            deterministic engine; int8 with either.
     """
     name = kernels or os.environ.get("SASH_KERNELS") or "auto"
     if name not in ("auto", *KERNELS):
@@ -31,22 +34,40 @@ def resolve_ops(*, deterministic: bool = False, kernels: str | None = None) -> O
             "deterministic=True can't run on SASH_KERNELS=reference, whose rows depend on their batch: "
             "use SASH_KERNELS=torch or auto"
         )
+    if quantization == "int8" and (deterministic or name == "reference"):
+        raise ConfigError(
+            f"quantization=int8 can't run {'deterministic' if deterministic else 'on SASH_KERNELS=reference'}: "
+            "use quantization=none"
+        )
     if name == "reference":
         return _reference()
     if deterministic:
         return _deterministic()
-    return _torch() if name == "torch" else _native(required=name == "native")
+    table = _torch() if name == "torch" else _native(quantization, required=name == "native")
+    if quantization == "int8" and table.name == "torch":
+        return replace(table, pack=partial(packed.pack, kind="int8"), quantization="int8")
+    return table
 
 
-def _native(*, required: bool) -> Ops:
-    from sash.ops import native
+def _native(quantization: str, *, required: bool) -> Ops:
+    from sash.ops import native, native_linear
 
     module, note = native.load()
     if module is None and required:
         raise ConfigError(f"SASH_KERNELS=native: {note}, or use SASH_KERNELS=torch")
     if module is None:
         return replace(_torch(), note=note)
-    return replace(_torch(), name="native", attention=native.attention, note=note)
+    quantization = "int8" if quantization == "auto" else quantization
+    return replace(
+        _torch(),
+        name="native",
+        linear=native_linear.linear,
+        attention=native.attention,
+        pack=partial(native_linear.pack, quantization=quantization),
+        embedding=native_linear.embedding,
+        quantization=quantization,
+        note=note,
+    )
 
 
 def _torch() -> Ops:

@@ -10,14 +10,19 @@ import math
 import torch
 import torch.nn.functional as F
 
+from sash.ops import packed
+from sash.ops.base import Weight
+from sash.ops.packed import PackedLinear
 from sash.ops.reference import SWIGLU_ALPHA, SWIGLU_LIMIT
 from sash.spec.model import Activation
 
 _GELU = 2.0 * math.sqrt(2.0 / math.pi)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """x [N, in] times weight [out, in], packed or not, plus bias [out]: [N, out] in x's dtype."""
+    if isinstance(weight, PackedLinear):
+        return packed.linear(x, weight, bias)
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)

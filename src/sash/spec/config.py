@@ -13,6 +13,7 @@ from sash.spec.machine import Machine
 from sash.spec.model import ModelSpec
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+QUANTIZATIONS = ("auto", "none", "int8")
 DEFAULT_CONTEXT = 32_768
 DEFAULT_KV_SHARE = 0.25
 # How errors name the types of options.
@@ -25,6 +26,9 @@ class EngineConfig:
 
     Args:
         dtype: weights and KV: float32, bfloat16, float16 or auto (bfloat16 where the device has it).
+        quantization: of the linear layers: none, int8 (weights per output, activations per row, after a
+            rotation), or auto: int8 on a CPU with the C++ kernels unless ``dtype`` asks for float32 or
+            float16 or the engine is deterministic.
         max_model_len: longest request, prompt and answer, in tokens (``max_predict_length``).
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: tokens that one step computes.
@@ -44,6 +48,7 @@ class EngineConfig:
     """
 
     dtype: str = "auto"
+    quantization: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
@@ -92,6 +97,7 @@ class EngineConfig:
         config = ResolvedConfig(
             options=self,
             dtype=dtype,
+            quantization=self._quantization(machine),
             device=machine.device,
             demand=demand,
             pages=pages,
@@ -139,6 +145,10 @@ class EngineConfig:
             )
         if self.dtype not in ("auto", *DTYPE_BYTES):
             raise ConfigError(f"dtype {self.dtype!r} is unknown; use auto, {', '.join(DTYPE_BYTES)}")
+        if self.quantization not in QUANTIZATIONS:
+            raise ConfigError(f"quantization {self.quantization!r} is unknown; use {', '.join(QUANTIZATIONS)}")
+        if self.quantization == "int8" and self.deterministic:
+            raise ConfigError("quantization=int8 can't run deterministic: use quantization=none or auto")
         self._check_window_options()
 
     def _check_window_options(self) -> None:
@@ -168,6 +178,13 @@ class EngineConfig:
         dtype = "bfloat16" if machine.has_bf16 else "float32"
         reasons.append(f"dtype {dtype}: {machine.device} {'has' if machine.has_bf16 else 'lacks'} bfloat16 arithmetic")
         return dtype
+
+    def _quantization(self, machine: Machine) -> str:
+        """What the ops are asked for; auto is left to them where int8 is welcome."""
+        if self.quantization != "auto":
+            return self.quantization
+        exact = self.dtype in ("float32", "float16") or self.deterministic or machine.device != "cpu"
+        return "none" if exact else "auto"
 
     def _budget(self, machine: Machine, reasons: list[str]) -> int:
         """Bytes of all pools; not asked for where ``max_total_tokens`` sizes them."""
@@ -246,6 +263,7 @@ class ResolvedConfig:
 
     options: EngineConfig
     dtype: str
+    quantization: str
     device: str
     demand: sizing.Demand
     pages: tuple[int, ...]

@@ -1,0 +1,67 @@
+// What every instruction set implements besides attention: linear layers and the work on single rows.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.h"
+
+namespace sash {
+
+constexpr int64_t PANEL = 64;  // outputs whose weights lie together
+
+// One linear layer. Outputs are padded with zeros to whole panels.
+//
+// kind 0, float32: weight [panel][in][64].
+// kind 1, bfloat16: weight [panel][in / 2][64][2], an odd `in` padded with zeros.
+// kind 2, int8: weight [panel][in / 4][64][4], `in` padded with zeros to a multiple of 4. Weights and
+// activations are rotated by Hadamard matrices in blocks of `block` inputs first (QuaRot, arXiv
+// 2404.00456), then scaled per output and per row. Activations are stored plus 128, `offset` [out] is
+// 128 times the sum of an output's weights.
+struct Linear {
+  int kind = 0;
+  int64_t in = 0, out = 0, block = 1;
+  const void* weight = nullptr;
+  const float* scale = nullptr;
+  const int32_t* offset = nullptr;
+  const float* bias = nullptr;  // padded to whole panels, or null
+
+  int64_t panels() const { return (out + PANEL - 1) / PANEL; }
+  int64_t width() const { return panels() * PANEL; }  // floats of a row of results
+  int64_t steps() const { return kind == 0 ? in : kind == 1 ? (in + 1) / 2 : (in + 3) / 4; }  // of 4 bytes
+  // Bytes of one row of prepared activations.
+  int64_t row_bytes() const { return (steps() * 4 + 63) / 64 * 64; }
+};
+
+enum class Activation : int { silu, gelu, gelu_tanh };
+
+struct Kernels {
+  // One row of activations x [in], which is overwritten, as the weights want it; its scale where the kind has one.
+  void (*prepare)(const Linear&, float* x, uint8_t* to, float* scale);
+  // out [rows][stride], columns of panels first … last - 1, from prepared rows.
+  void (*product)(const Linear&, const uint8_t* rows, const float* scales, int64_t count, int64_t first, int64_t last,
+                  float* out, int64_t stride);
+  // Weights x [in] of one output, which is overwritten, as int8 to where the layer's pointers point.
+  void (*pack_row)(const Linear&, float* x, int64_t output);
+  // Weights [in] of one output, from before they were packed: an embedding's row.
+  void (*unpack_row)(const Linear&, int64_t output, float* to);
+  // x over its root mean square, or less its mean over its deviation, times weight [n].
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+  void (*layer_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+  // Rotate the first 2 · half of x by angles of cos and sin [half].
+  void (*rope)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
+  // activation(gate) · up of a row [gate, up] of n each.
+  void (*gated)(const float* gate_up, Activation, int64_t n, float* out);
+  void (*add)(float* to, const float* x, int64_t n);
+  // Between float32 and a storage type: 0 float32, 1 bfloat16.
+  void (*pack)(const float* x, int64_t n, int type, void* to);
+  void (*unpack)(const void* x, int64_t n, int type, float* to);
+  // Index of the largest of x [n] (the first of equals) and its value; NaN anywhere gives NaN.
+  int64_t (*argmax)(const float* x, int64_t n, float* best);
+};
+
+namespace avx512 { const Kernels& kernels(); }
+namespace avx2 { const Kernels& kernels(); }
+namespace portable { const Kernels& kernels(); }
+const Kernels& kernels(Isa);
+
+}  // namespace sash

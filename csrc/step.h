@@ -1,0 +1,111 @@
+// A decoder's layers, and one step through all of them in one call.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention.h"
+#include "kernels.h"
+
+namespace sash {
+
+// One layer; the fields of sash.spec.model.LayerSpec and the addresses of its weights and its part of the pool.
+struct Layer {
+  Linear qkv, o, gate_up, down;
+  const float *attn_norm = nullptr, *post_attn_norm = nullptr;  // [hidden] each, or null
+  const float *mlp_norm = nullptr, *post_mlp_norm = nullptr;
+  const float* head_norm = nullptr;                     // [heads + kv_heads][dim]: a norm of each head, or null
+  const float *q_norm = nullptr, *k_norm = nullptr;     // of all heads at once, or null
+  const float* sinks = nullptr;                         // [heads] or null
+  int64_t heads = 0, kv_heads = 0, dim = 0, v_dim = 0;
+  int rope = -1;  // which of a step's angles; -1: none
+  bool interleaved = false;
+  float scale = 1, softcap = 0;
+  int activation = 0;
+  void *k_pool = nullptr, *v_pool = nullptr;  // [kv_heads][slots][dim or v_dim]
+  int64_t slots = 0;
+};
+
+// One KV group in one step as a run of layers sees it: who attends to what, and which rows are stored where.
+// Rows of `early` attend to the pool alone and are stored before the layer attends, those of `late` after it.
+struct View {
+  const Segment* segments = nullptr;
+  int64_t num_segments = 0;
+  const int64_t *past_positions = nullptr, *past_slots = nullptr, *firsts = nullptr, *lasts = nullptr;
+  const int64_t *early_rows = nullptr, *early_slots = nullptr;
+  int64_t early = 0;
+  const int64_t *late_rows = nullptr, *late_slots = nullptr;
+  int64_t late = 0;
+};
+
+// cos and sin [rows][half] of one rope.
+struct Angles {
+  const float *cos, *sin;
+  int64_t half;
+};
+
+struct Step {
+  const int64_t* tokens = nullptr;  // [rows]: looked up in the model's head; null: `hidden` holds the embeddings
+  float* hidden = nullptr;          // [rows][hidden], overwritten
+  float* out = nullptr;             // [rows that are left][hidden], after the final norm
+  int64_t rows = 0;
+  int threads = 1;
+  std::vector<View> views;
+  std::vector<int> view_of;  // per layer
+  std::vector<Angles> angles;
+  // Per layer, the rows (ascending) that are still wanted once it has attended, and their number; -1: all are.
+  std::vector<const int64_t*> keep;
+  std::vector<int64_t> kept;
+};
+
+// Memory that grows and is never initialised.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+  void reserve(int64_t bytes);
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+// All layers. One step at a time.
+class Model {
+ public:
+  int64_t hidden = 0;
+  float eps = 0;
+  bool layer_norm = false;  // else root mean square
+  bool parallel = false;    // attention and MLP side by side
+  float embed_scale = 1;
+  Linear head;              // where it is tied to the embeddings
+  int kv_type = 0;          // of the pools, of queries and of what attention gives: 0 float32, 1 bfloat16
+  const float* final_norm = nullptr;
+  std::vector<Layer> layers;
+
+  void forward(const Step& step, Isa isa);
+
+ private:
+  friend class Run;
+  void reserve(int64_t rows);
+  Buffer acts_, scales_, wide_, normed_, q_, k_, v_, mixed_;
+  int64_t act_bytes_ = 0, width_ = 0;  // of a row
+};
+
+// out [rows][stride] = x [rows][x_stride] times the weights; rows of x are read, not changed.
+void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, float* out, int64_t stride, int threads,
+            Isa isa);
+
+// int8 weights of rows [out][in], type 0 float32 or 1 bfloat16, to where the layer's pointers point.
+void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa);
+
+// Of each row of x [rows][n]: index of the largest (the first of equals), and its value or NaN.
+void argmax(const float* x, int64_t rows, int64_t n, int64_t* index, float* value, int threads, Isa isa);
+
+}  // namespace sash
