@@ -289,7 +289,7 @@ def build(
     with mock.patch.dict(os.environ, SASH_KERNELS=kernels):
         weights = {name: w.to(getattr(torch, dtype)) for name, w in random_weights(spec, seed).items()}
         core = assemble(spec, config, weights)
-    oracle = Decoder(spec, random_weights(spec, seed), OPS["reference"], max_model_len=config.max_model_len)
+    oracle = Decoder.of(spec, random_weights(spec, seed), OPS["reference"], max_model_len=config.max_model_len)
     rig = Rig(spec, config, core, oracle)
     if fill is not None:
         rig.wrap(lambda inner: PoisonedRunner(inner, core, FILLS[fill]))  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def _no_grad() -> object:
 def load(folder: Path, name: str, ops: Ops, dtype: torch.dtype = torch.float32) -> tuple[ModelSpec, Decoder]:
     spec = spec_from_hf(json.loads((folder / "config.json").read_text()))
     weights = load_weights(folder, spec, dtype, CPU)
-    return spec, Decoder(spec, weights, ops, max_model_len=max_model_len(name))
+    return spec, Decoder.of(spec, weights, ops, max_model_len=max_model_len(name))
 
 
 def run(spec: ModelSpec, decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
@@ -190,7 +190,7 @@ def test_weights_are_consumed_and_missing_ones_named(tmp_path: Path) -> None:
     weights = load_weights(folder, spec, torch.float32, CPU)
     del weights["layers.2.o"], weights["head"]
     with pytest.raises(ModelError, match=r"head, layers\.2\.o"):
-        Decoder(spec, weights, OPS["torch_ops"], max_model_len=64)
+        Decoder.of(spec, weights, OPS["torch_ops"], max_model_len=64)
     weights = load_weights(folder, spec, torch.float32, CPU)
-    Decoder(spec, weights, OPS["torch_ops"], max_model_len=64)
+    Decoder.of(spec, weights, OPS["torch_ops"], max_model_len=64)
     assert not weights

@@ -77,7 +77,7 @@ def assemble(spec: ModelSpec, config: ResolvedConfig, weights: dict[str, torch.T
     """A core from loaded weights (canonical names; emptied)."""
     ops = resolve_ops(deterministic=config.options.deterministic, quantization=config.quantization)
     logger().info(f"{ops.name} kernels" + (f": {ops.note}" if ops.note else ""))
-    decoder = Decoder(spec, weights, ops, max_model_len=config.max_model_len)
+    decoder = Decoder.of(spec, weights, ops, max_model_len=config.max_model_len)
     pools = tuple(
         KVPool(group, pages, config.demand.page_size, getattr(torch, config.dtype), decoder.device)
         for group, pages in zip(config.groups, config.pages, strict=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from sash.models.mlp import GatedMlp, MoeMlp, plain
-from sash.models.prepare import Prepared, prepare
+from sash.models.prepare import Prepared, Weights, prepare
 from sash.models.rope import Rope
 from sash.ops.base import Ops, Weight
 from sash.spec.model import BlockKind, LayerSpec, ModelSpec, NormKind, QkNorm, RopeSpec
@@ -29,28 +29,26 @@ class Decoder:
 
     Args:
         spec: the model.
-        weights: canonical names (``expected_weights``) to tensors of one dtype and device. It
-            is emptied.
+        weights: what ``prepare`` made of tensors of one dtype and device; emptied.
         ops: the table of ops; its ``attention`` is not used here.
         max_model_len: longest request in tokens; fixes the frequencies of dynamic NTK and LongRoPE.
-
-    Raises:
-        ModelError: a weight is missing.
     """
 
-    def __init__(
-        self, spec: ModelSpec, weights: dict[str, torch.Tensor] | Prepared, ops: Ops, *, max_model_len: int
-    ) -> None:
+    def __init__(self, spec: ModelSpec, weights: Prepared, ops: Ops, *, max_model_len: int) -> None:
         self.spec, self.ops = spec, ops
-        own = weights if "head" in weights and "layers.0.qkv" in weights else prepare(spec, weights, ops)
-        self.embed, self.head = own.pop("embed"), own.pop("head")
-        final = own.pop("final_norm")
+        self.embed, self.head = weights.pop("embed"), weights.pop("head")
+        final = weights.pop("final_norm")
         assert isinstance(final, torch.Tensor)
         self.dtype, self.device = final.dtype, final.device
         self._norm, self.final_norm = _norm_function(spec, ops), _norm_weight(spec, final)
         ropes: dict[RopeSpec, int] = {}
-        self.layers = [Layer(spec, i, own, ops, ropes, self.dtype) for i in range(len(spec.layers))]
+        self.layers = [Layer(spec, i, weights, ops, ropes, self.dtype) for i in range(len(spec.layers))]
         self.ropes = [Rope(rope, max_model_len, self.device) for rope in ropes]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, weights: Weights, ops: Ops, *, max_model_len: int) -> Decoder:
+        """A decoder from canonical weights, which are emptied. Raises ModelError when one is missing."""
+        return cls(spec, prepare(spec, weights, ops), ops, max_model_len=max_model_len)
 
     def forward(
         self,
