@@ -47,6 +47,8 @@ struct Kernels {
   // x over its root mean square, or less its mean over its deviation, times weight [n].
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
   void (*layer_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+  // cos and sin [half] of position · inv_freq [half], times factor.
+  void (*angles)(float position, const float* inv_freq, int64_t half, float factor, float* cos, float* sin);
   // Rotate the first 2 · half of x by angles of cos and sin [half].
   void (*rope)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
   // activation(gate) · up of a row [gate, up] of n each.

@@ -160,14 +160,12 @@ void bind_step(nb::module_& m) {
       .def_rw("rows", &Step::rows)
       .def_rw("threads", &Step::threads)
       .def("view", &add_view)
-      .def("angles", [](Step& self, int64_t cos, int64_t sin, int64_t half) {
-        self.angles.push_back({at<float>(cos), at<float>(sin), half});
-      })
       .def("layer", [](Step& self, int view, int64_t keep, int64_t kept) {
         self.view_of.push_back(view);
         self.keep.push_back(at<int64_t>(keep));
         self.kept.push_back(kept);
       });
+  address(step, "positions", &Step::positions);
   address(step, "tokens", &Step::tokens);
   address(step, "hidden", &Step::hidden);
   address(step, "out", &Step::out);
@@ -181,6 +179,9 @@ void bind_step(nb::module_& m) {
       .def_rw("embed_scale", &Model::embed_scale)
       .def_rw("head", &Model::head)
       .def_rw("kv_type", &Model::kv_type)
+      .def("rope", [](Model& self, int64_t inv_freq, int64_t half, float factor) {
+        self.ropes.push_back({at<float>(inv_freq), half, factor});
+      })
       .def("add", [](Model& self, const Layer& l) { self.layers.push_back(l); })
       .def("forward", [](Model& self, const Step& s) { self.forward(s, chosen); }, nb::call_guard<nb::gil_scoped_release>());
   address(model, "final_norm", &Model::final_norm);

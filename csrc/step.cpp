@@ -65,8 +65,7 @@ class Run {
     team_ = &team;
     const int last = static_cast<int>(m_.layers.size()) - 1;
     wanted(0);
-    if (s_.tokens) chain({{&Run::embed, 0}});
-    chain({{&Run::enter, 0}, {&Layer::qkv, 0}, {&Run::place, 0}});
+    chain({{&Run::begin, 0}, {&Run::enter, 0}, {&Layer::qkv, 0}, {&Run::place, 0}});
     for (int i = 0; i < last; i++) {
       attention(i);
       wanted(i + 1);
@@ -136,6 +135,7 @@ class Run {
   }
   float* scale(int64_t r) const { return m_.scales_.as<float>() + r; }
   float* hidden(int64_t r) const { return s_.hidden + r * m_.hidden; }
+  float* angles(int64_t r) const { return m_.angles_.as<float>() + r * m_.turns_; }
   float* normed(int64_t r) const { return m_.normed_.as<float>() + r * m_.hidden; }
   void norm(const float* x, const float* weight, int64_t n, float* out) const {
     (m_.layer_norm ? k_.layer_norm : k_.rms_norm)(x, weight, m_.eps, n, out);
@@ -145,9 +145,17 @@ class Run {
 
   // ---- work on rows
 
-  void embed(int, int64_t, int64_t r) {
-    k_.unpack_row(m_.head, s_.tokens[r], hidden(r));
-    for (int64_t i = 0; i < m_.hidden; i++) hidden(r)[i] *= m_.embed_scale;
+  // A row's embedding and angles.
+  void begin(int, int64_t, int64_t r) {
+    if (s_.tokens) {
+      k_.unpack_row(m_.head, s_.tokens[r], hidden(r));
+      for (int64_t i = 0; i < m_.hidden; i++) hidden(r)[i] *= m_.embed_scale;
+    }
+    float* to = angles(r);
+    for (const Rope& rope : m_.ropes) {
+      k_.angles(static_cast<float>(s_.positions[r]), rope.inv_freq, rope.half, rope.factor, to, to + rope.half);
+      to += 2 * rope.half;
+    }
   }
 
   void enter(int i, int64_t block, int64_t r) {
@@ -173,8 +181,10 @@ class Run {
       float* x = q + h * l.dim;
       if (l.head_norm) norm(x, l.head_norm + h * l.dim, l.dim, x);
       if (l.rope < 0) continue;
-      const Angles& a = s_.angles[l.rope];
-      k_.rope(x, a.cos + origin_[r] * a.half, a.sin + origin_[r] * a.half, a.half, l.interleaved);
+      const float* cos = angles(origin_[r]);
+      for (int i = 0; i < l.rope; i++) cos += 2 * m_.ropes[i].half;
+      const int64_t half = m_.ropes[l.rope].half;
+      k_.rope(x, cos, cos + half, half, l.interleaved);
     }
     if (q_row >= 0) k_.pack(q, q_size, m_.kv_type, m_.q_.as<char>() + q_row * q_size * item());
     k_.pack(k, k_size, m_.kv_type, m_.k_.as<char>() + r * k_size * item());
@@ -314,6 +324,9 @@ void Model::reserve(int64_t rows) {
     q = std::max(q, l.heads * l.dim), k = std::max(k, l.kv_heads * l.dim), v = std::max(v, l.kv_heads * l.v_dim);
     mixed = std::max(mixed, l.heads * l.v_dim);
   }
+  turns_ = 0;
+  for (const Rope& rope : ropes) turns_ += 2 * rope.half;
+  angles_.reserve(rows * turns_ * 4);
   acts_.reserve(rows * act_bytes_);
   scales_.reserve(rows * 4);
   wide_.reserve(rows * width_ * 4);

@@ -18,7 +18,7 @@ struct Layer {
   const float *q_norm = nullptr, *k_norm = nullptr;     // of all heads at once, or null
   const float* sinks = nullptr;                         // [heads] or null
   int64_t heads = 0, kv_heads = 0, dim = 0, v_dim = 0;
-  int rope = -1;  // which of a step's angles; -1: none
+  int rope = -1;  // which of the model's; -1: none
   bool interleaved = false;
   float scale = 1, softcap = 0;
   int activation = 0;
@@ -38,21 +38,22 @@ struct View {
   int64_t late = 0;
 };
 
-// cos and sin [rows][half] of one rope.
-struct Angles {
-  const float *cos, *sin;
+// One rotary embedding: radians per position of each pair, and what cos and sin are multiplied with.
+struct Rope {
+  const float* inv_freq;  // [half]
   int64_t half;
+  float factor;
 };
 
 struct Step {
-  const int64_t* tokens = nullptr;  // [rows]: looked up in the model's head; null: `hidden` holds the embeddings
+  const int64_t* positions = nullptr;  // [rows]
+  const int64_t* tokens = nullptr;     // [rows]: looked up in the model's head; null: `hidden` holds the embeddings
   float* hidden = nullptr;          // [rows][hidden], overwritten
   float* out = nullptr;             // [rows that are left][hidden], after the final norm
   int64_t rows = 0;
   int threads = 1;
   std::vector<View> views;
   std::vector<int> view_of;  // per layer
-  std::vector<Angles> angles;
   // Per layer, the rows (ascending) that are still wanted once it has attended, and their number; -1: all are.
   std::vector<const int64_t*> keep;
   std::vector<int64_t> kept;
@@ -87,6 +88,7 @@ class Model {
   Linear head;              // where it is tied to the embeddings
   int kv_type = 0;          // of the pools, of queries and of what attention gives: 0 float32, 1 bfloat16
   const float* final_norm = nullptr;
+  std::vector<Rope> ropes;
   std::vector<Layer> layers;
 
   void forward(const Step& step, Isa isa);
@@ -94,8 +96,8 @@ class Model {
  private:
   friend class Run;
   void reserve(int64_t rows);
-  Buffer acts_, scales_, wide_, normed_, q_, k_, v_, mixed_;
-  int64_t act_bytes_ = 0, width_ = 0;  // of a row
+  Buffer acts_, scales_, wide_, normed_, q_, k_, v_, mixed_, angles_;
+  int64_t act_bytes_ = 0, width_ = 0, turns_ = 0;  // of a row
 };
 
 // out [rows][stride] = x [rows][x_stride] times the weights; rows of x are read, not changed.

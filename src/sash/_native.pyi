@@ -44,11 +44,11 @@ class Layer:
 class Step:
     rows: int
     threads: int
+    positions: int
     tokens: int
     hidden: int
     out: int
     def view(self, addresses: list[int]) -> None: ...
-    def angles(self, cos: int, sin: int, half: int) -> None: ...
     def layer(self, view: int, keep: int, kept: int) -> None: ...
 
 class Model:
@@ -60,6 +60,7 @@ class Model:
     head: Linear
     kv_type: int
     final_norm: int
+    def rope(self, inv_freq: int, half: int, factor: float) -> None: ...
     def add(self, layer: Layer) -> None: ...
     def forward(self, step: Step) -> None: ...
 

@@ -77,6 +77,8 @@ class FusedDecoder:
         self._head = self._describe(decoder.head, None)
         self._tied = decoder.embed is decoder.head
         model.head = self._head.native
+        for rope in decoder.ropes:
+            model.rope(self._address(rope.inv_freq), len(rope.inv_freq), rope.factor)
         for layer, plane in zip(decoder.layers, planes, strict=True):
             model.add(self._layer(layer, plane))
         self._model = model
@@ -135,6 +137,7 @@ class FusedDecoder:
         """
         step = self._native.Step()
         step.rows, step.threads = len(token_ids), torch.get_num_threads()
+        step.positions = positions.data_ptr()
         if self._tied:
             hidden = torch.empty(len(token_ids), self._decoder.spec.hidden_size)
             step.tokens = token_ids.data_ptr()
@@ -142,9 +145,6 @@ class FusedDecoder:
             hidden = self._decoder.ops.embedding(token_ids, self._decoder.embed)
             if self._decoder.spec.embed_scale != 1.0:
                 hidden.mul_(self._decoder.spec.embed_scale)
-        angles = [rope.cos_sin(positions) for rope in self._decoder.ropes]
-        for cos, sin in angles:
-            step.angles(cos.data_ptr(), sin.data_ptr(), cos.shape[1])
         numbers: dict[int, int] = {}
         rows = len(token_ids)
         for i, view in enumerate(views):
