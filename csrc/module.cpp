@@ -198,10 +198,10 @@ void bind_step(nb::module_& m) {
   m.def("unpack_row", [](const Linear& l, int64_t row, int64_t to) {
     kernels(chosen).unpack_row(l, row, const_cast<float*>(at<float>(to)));
   });
-  m.def("argmax", [](int64_t x, int64_t rows, int64_t n, int threads) {
+  m.def("argmax", [](int64_t x, int64_t stride, int64_t rows, int64_t n, int threads) {
     std::pair<std::vector<int64_t>, std::vector<float>> out{std::vector<int64_t>(rows), std::vector<float>(rows)};
     nb::gil_scoped_release release;
-    argmax(at<float>(x), rows, n, out.first.data(), out.second.data(), threads, chosen);
+    argmax(at<float>(x), stride, rows, n, out.first.data(), out.second.data(), threads, chosen);
     return out;
   });
 }

@@ -107,7 +107,7 @@ void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, flo
 // int8 weights of rows [out][in], type 0 float32 or 1 bfloat16, to where the layer's pointers point.
 void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa);
 
-// Of each row of x [rows][n]: index of the largest (the first of equals), and its value or NaN.
-void argmax(const float* x, int64_t rows, int64_t n, int64_t* index, float* value, int threads, Isa isa);
+// Of each row of x [rows][stride]: index of the largest of n (the first of equals), and its value or NaN.
+void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads, Isa isa);
 
 }  // namespace sash

@@ -123,8 +123,7 @@ class Runner:
         self, items: list[StepItem], logits: torch.Tensor, sequences: Mapping[str, Sequence], result: StepResult
     ) -> None:
         """One token per item and fork from logits [len(items), V]."""
-        best = logits.max(-1)
-        tops, ids = best.values.tolist(), best.indices.tolist()
+        ids, tops = self._ops.argmax(logits)
         for i, item in enumerate(items):
             for answer_id in (item.request_id, *item.forks):
                 seq = sequences[answer_id]

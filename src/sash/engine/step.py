@@ -68,7 +68,9 @@ class Step:
                     max(a, _needed_from(item, sequences[item.request_id]))
                     for a, item in zip(leave, self.plan.items, strict=True)
                 ]
-            layers.append(tuple(_Rows(a, b) for a, b in zip(enter, leave, strict=True)))
+            rows = tuple(_Rows(a, b) for a, b in zip(enter, leave, strict=True))
+            # Layers that see the same rows share one tuple: views are found by its identity.
+            layers.append(layers[-1] if layers and layers[-1] == rows else rows)
             enter = leave
         return layers
 
@@ -124,8 +126,8 @@ class Step:
     def _view(self, layer: int, group: int, device: torch.device) -> GroupStep:
         """The group's step as this layer needs it; equal for all layers that see the same rows."""
         rows = self._rows[layer]
-        written = tuple(i.writes is None or i.writes[layer] for i in self.plan.items)
-        key = (group, rows, written)
+        written = tuple([i.writes is None or i.writes[layer] for i in self.plan.items])
+        key = (group, id(rows), written)
         if key not in self._views:
             self._views[key] = GroupStep.build(self.plan.items, group, rows, written, device)
         return self._views[key]

@@ -28,6 +28,13 @@ def embedding(token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
     return F.embedding(token_ids, weight).float()
 
 
+def argmax(logits: torch.Tensor) -> tuple[list[int], list[float]]:
+    """Of each row of [N, V] float32: the index of its largest (the first of equals), and its value; NaN where
+    the row holds one."""
+    best = logits.max(-1)
+    return best.indices.tolist(), best.values.tolist()
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """One implementation of every op.
@@ -39,6 +46,7 @@ class Ops:
     gated(gate_up [N, 2I], activation) -> [N, I]                      gate first, then up
     pack(weight [out, in]) -> the weight as this table's linear reads it fastest; may be opaque
     embedding(token_ids [N], weight [out, in]) -> [N, in] float32     of a plain weight or a PackedLinear
+    argmax(logits [N, V]) -> N indices and values of the largest; NaN or infinite where a row holds such
     attention: see ``sash.ops.attention_reference.attention``
     ``quantization`` is what ``pack`` rounds to. ``note`` says why this table, or on which instruction set.
     """
@@ -52,6 +60,7 @@ class Ops:
     attention: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     pack: Callable[[torch.Tensor], Weight] = as_is
     embedding: Callable[[torch.Tensor, Weight], torch.Tensor] = embedding
+    argmax: Callable[[torch.Tensor], tuple[list[int], list[float]]] = argmax
     quantization: str = "none"
     note: str = ""
 

@@ -78,6 +78,16 @@ def embedding(token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
     return out
 
 
+def argmax(logits: torch.Tensor) -> tuple[list[int], list[float]]:
+    """See ``sash.ops.base.argmax``."""
+    if logits.device.type != "cpu" or logits.dtype is not torch.float32 or logits.stride(-1) != 1:
+        return base.argmax(logits)
+    import sash._native as _native
+
+    rows, n = logits.shape
+    return _native.argmax(logits.data_ptr(), logits.stride(0), rows, n, torch.get_num_threads())
+
+
 def product(x: torch.Tensor, weight: Described) -> torch.Tensor:
     """x [N, in] float32 times a described weight: [N, out] float32, a view of rows padded to whole panels."""
     import sash._native as _native

@@ -65,6 +65,7 @@ def _native(quantization: str, *, required: bool) -> Ops:
         attention=native.attention,
         pack=partial(native_linear.pack, quantization=quantization),
         embedding=native_linear.embedding,
+        argmax=native_linear.argmax,
         quantization=quantization,
         note=note,
     )
