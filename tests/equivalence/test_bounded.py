@@ -33,7 +33,7 @@ class CountingRunner:
 
     def run(self, plan: StepPlan, sequences: dict[str, Sequence]) -> StepResult:
         """Sample what the plan samples."""
-        return StepResult({name: 7 for item in plan.items if item.samples for name in (item.request_id, *item.forks)})
+        return StepResult({name: [7] for item in plan.items if item.samples for name in (item.request_id, *item.forks)})
 
 
 def idle_core(spans: list[Span], **options: object) -> EngineCore:

@@ -83,7 +83,7 @@ def test_a_table_has_a_place_for_every_row_that_is_kept(span: Span, page: int) -
         bound = span.bind(10)
         shape = table_shape(bound, page, 90, slack=slack, hybrid_ratio=ratio)
         for end in range(1, 90):
-            first = max(0, bound.retained_from(end) - shape.slack)
+            first = bound.retained_from(max(0, end - shape.slack))
             kept = {k // page for k in range(end) if k >= first or k < shape.pin * page}
             assert len({shape.column(p) for p in kept}) == len(kept), f"row {end}: two pages share a column"
             assert all(shape.column(p) < shape.pin + shape.ring for p in kept)

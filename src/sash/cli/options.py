@@ -114,6 +114,12 @@ class EngineOptions:
     )
     seed: Annotated[int | None, _engine("Makes sampling repeatable.")] = None
     request_timeout_s: Annotated[float | None, _engine("End a request after so many seconds. Default: never.")] = None
+    speculative: Annotated[
+        str | None, _engine("none, or ngram: guess tokens from the text so far. The same tokens, sooner.")
+    ] = None
+    num_speculative_tokens: Annotated[int | None, _engine("Most tokens guessed in one step, 1 to 64.")] = None
+    prompt_lookup_max: Annotated[int | None, _engine("Last tokens that a guess is looked up by, at most.")] = None
+    prompt_lookup_min: Annotated[int | None, _engine("The same, at least.")] = None
     debug: Annotated[bool, _engine("Check the books after every step (slow).", "--debug")] = False
 
     def given(self) -> dict[str, object]:

@@ -54,6 +54,11 @@ def print_stats(stats: Mapping[str, Any], timings: Mapping[str, float | int | No
         f"loaded in {timings['load_s']:.1f} s",
         soft_wrap=True,
     )
+    if stats.get("draft_tokens"):
+        drafted, accepted = stats["draft_tokens"], stats["accepted_tokens"]
+        console.print(
+            f"drafts {drafted} tokens, of them {accepted} accepted ({accepted / drafted:.0%})", soft_wrap=True
+        )
     table = Table(title="KV memory at its peak", title_justify="left")
     for heading, justify in (("pool", "left"), ("layers", "right"), ("sash", "right"), ("one uniform cache", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]

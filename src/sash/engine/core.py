@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from sash.engine.drafts import PromptLookup
 from sash.engine.messages import AddRequest, CancelRequest, Update
 from sash.engine.runner import StepResult
 from sash.engine.sequence import Sequence
@@ -21,6 +22,7 @@ from sash.spec.config import ResolvedConfig
 from sash.spec.errors import LedgerError, RequestError
 from sash.spec.footprint import page_bytes, uniform_bytes
 from sash.spec.log import logger
+from sash.spec.sampling import TokenLogprobs
 
 
 class StepRunner(Protocol):
@@ -66,6 +68,7 @@ class EngineCore:
         self._uniform_peak = 0
         self.num_steps = 0
         self.num_failed_steps = 0
+        self.num_draft_tokens = self.num_accepted_tokens = 0
 
     @property
     def has_work(self) -> bool:
@@ -102,11 +105,18 @@ class EngineCore:
                 stop_token_ids=frozenset(request.stop_token_ids),
                 deadline_s=None if timeout is None else self._clock() + timeout,
                 prompt_scores=[None] if wants_scores else None,
+                lookup=self._lookup(),
             )
             tickets.append(Ticket(answer_id, self._arrivals, len(prompt), self._rows(len(prompt), limit)))
             self._arrivals += 1
         tickets[0].siblings = tickets[1:]
         self.scheduler.add(tickets[0])
+
+    def _lookup(self) -> PromptLookup | None:
+        options = self.config.options
+        if options.speculative == "none":
+            return None
+        return PromptLookup(options.num_speculative_tokens, options.prompt_lookup_max, options.prompt_lookup_min)
 
     def _answer_limit(self, request: AddRequest) -> int:
         """Most tokens of an answer: what is asked for, as far as the context has room."""
@@ -168,6 +178,7 @@ class EngineCore:
             LedgerError: no request can run although some wait, which is a defect.
         """
         self._expire()
+        self._draft()
         plan = self.scheduler.schedule()
         if plan is not None:
             self._note_step(plan)
@@ -179,7 +190,7 @@ class EngineCore:
                 self.scheduler.fail(plan, blame=False)
                 raise
             else:
-                self.scheduler.settle(plan)
+                self.scheduler.settle(plan, {i.request_id: result.accepted(i) for i in plan.items if i.num_drafts})
                 for item in plan.items:
                     self._settle(item, result)
             if self.config.options.debug:
@@ -194,6 +205,14 @@ class EngineCore:
         for answer_id, seq in list(self._sequences.items()):
             if seq.deadline_s is not None and now >= seq.deadline_s:
                 self._finish(answer_id, "timeout")
+
+    def _draft(self) -> None:
+        """Guess what follows the newest token of every request that may check guesses in the next step."""
+        for ticket in self.scheduler.running:
+            seq = self._sequences[ticket.request_id]
+            if seq.lookup is not None and ticket.decoding and not ticket.alone:
+                seq.draft = seq.lookup.propose(seq.tokens)
+                ticket.drafts = len(seq.draft)
 
     def _note_step(self, plan: StepPlan) -> None:
         self.num_steps += 1
@@ -222,10 +241,22 @@ class EngineCore:
             if answer_id in result.errors:
                 self._finish(answer_id, "error", result.errors[answer_id])
             elif answer_id in result.tokens:
-                self._take_token(self._sequences[answer_id], result)
+                self._take_tokens(item, self._sequences[answer_id], result)
 
-    def _take_token(self, seq: Sequence, result: StepResult) -> None:
-        token = result.tokens[seq.answer_id]
+    def _take_tokens(self, item: StepItem, seq: Sequence, result: StepResult) -> None:
+        """An update per token, so that drafts change nothing in what is told; none after the answer's end."""
+        scores = result.logprobs.get(seq.answer_id, [])
+        if item.num_drafts and seq.lookup is not None:
+            self.num_draft_tokens += item.num_drafts
+            self.num_accepted_tokens += result.accepted(item)
+            seq.lookup.settle(item.num_drafts, result.accepted(item))
+            seq.draft_tokens += item.num_drafts
+            seq.accepted_tokens += result.accepted(item)
+        for i, token in enumerate(result.tokens[seq.answer_id]):
+            if seq.answer_id in self._sequences:
+                self._take_token(seq, token, scores[i : i + 1])
+
+    def _take_token(self, seq: Sequence, token: int, scores: list[TokenLogprobs]) -> None:
         before = seq.generated
         reason = seq.append(token)
         prompt_scores = None
@@ -235,7 +266,7 @@ class EngineCore:
         update = replace(
             self._update(seq),
             token_ids=(token,) if taken else (),
-            logprobs=(result.logprobs[seq.answer_id],) if taken and seq.answer_id in result.logprobs else (),
+            logprobs=tuple(scores) if taken else (),
             prompt_logprobs=prompt_scores,
         )
         if reason is None:
@@ -249,6 +280,8 @@ class EngineCore:
             seq.answer_id,
             computed_tokens=ticket.computed if ticket else 0,
             preemptions=ticket.preemptions if ticket else 0,
+            draft_tokens=seq.draft_tokens,
+            accepted_tokens=seq.accepted_tokens,
             scheduled_at_s=seq.scheduled_at_s,
         )
 
@@ -273,7 +306,8 @@ class EngineCore:
         """Counters and pools. Each entry of ``pools`` has name, span, layers, page_size, page_bytes, num_pages,
         free_pages (promised ones included), held_pages, promised_pages, peak_pages, longest_pages (what one
         request of max_model_len holds at most), and ``requests`` with the pages of each running one;
-        ``uniform_peak_bytes`` is what one cache without windows would have held at its peak."""
+        ``uniform_peak_bytes`` is what one cache without windows would have held at its peak;
+        ``draft_tokens`` were guessed and checked, of them ``accepted_tokens`` were right."""
         demand = self.config.demand
         holders = {r: self.ledger.request_pages(r) for r in self.ledger.requests}
         pools = []
@@ -302,5 +336,7 @@ class EngineCore:
             "preemptions": self.scheduler.num_preemptions,
             "steps": self.num_steps,
             "failed_steps": self.num_failed_steps,
+            "draft_tokens": self.num_draft_tokens,
+            "accepted_tokens": self.num_accepted_tokens,
             "uniform_peak_bytes": self._uniform_peak,
         }

@@ -20,10 +20,13 @@ Prompt = str | Sequence[int] | Mapping[str, object]
 
 @dataclass(slots=True)
 class _Answer:
-    """One answer: ``output`` grows; ``text`` is None where there is no tokenizer."""
+    """One answer: ``output`` grows; ``text`` is None where there is no tokenizer. Of its drafts ``draft_tokens``
+    and ``accepted_tokens`` are in the request's metrics."""
 
     output: CompletionOutput
     text: IncrementalText | None
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -137,6 +140,7 @@ class Frontend:
         answer, params = request.answers[update.answer_id], request.message.params
         request.computed_tokens = max(request.computed_tokens, update.computed_tokens)
         self._note_times(request, update)
+        self._note_drafts(request, answer, update)
         piece, stopped = self._advance(answer, params, update)
         output = answer.output
         delta = CompletionOutput(output.index, piece, list(update.token_ids))
@@ -190,6 +194,12 @@ class Frontend:
             metrics.first_token_s = now - request.added_at_s
         metrics.total_s = now - request.added_at_s
         metrics.preemptions = max(metrics.preemptions, update.preemptions)
+
+    def _note_drafts(self, request: Request, answer: _Answer, update: Update) -> None:
+        metrics = request.whole.metrics
+        metrics.draft_tokens += update.draft_tokens - answer.draft_tokens
+        metrics.accepted_tokens += update.accepted_tokens - answer.accepted_tokens
+        answer.draft_tokens, answer.accepted_tokens = update.draft_tokens, update.accepted_tokens
 
     def _position(self, scores: TokenLogprobs) -> PositionLogprobs:
         out = {scores.token_id: Logprob(scores.logprob, scores.rank, self._piece(scores.token_id))}

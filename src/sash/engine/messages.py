@@ -38,8 +38,8 @@ class Update:
 
     ``token_ids`` and ``logprobs`` are new since the last update; ``prompt_logprobs`` comes once,
     with the first token, and has None for the first prompt token. ``finish_reason`` is stop,
-    length, timeout, cancelled or error; ``error`` says what went wrong. Times are seconds of a
-    monotonic clock.
+    length, timeout, cancelled or error; ``error`` says what went wrong. ``draft_tokens`` were guessed
+    and checked so far, of them ``accepted_tokens`` were right. Times are seconds of a monotonic clock.
     """
 
     answer_id: str
@@ -50,6 +50,8 @@ class Update:
     error: str | None = None
     computed_tokens: int = 0
     preemptions: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     scheduled_at_s: float | None = None
 
 

@@ -39,12 +39,15 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times of a request in seconds since it was added, and how often it was preempted."""
+    """Times of a request in seconds since it was added, how often it was preempted, and how many tokens of
+    its answers were guessed (``speculative``) and how many of them were right."""
 
     queue_s: float | None = None
     first_token_s: float | None = None
     total_s: float | None = None
     preemptions: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from sash.kv.storage import KVPool
 from sash.models.decoder import Decoder
 from sash.models.fused import FusedDecoder, obstacle
 from sash.ops.base import Ops
-from sash.ops.sampling import choose, shape_logits, token_logprobs
+from sash.ops.sampling import SamplerState, choose, counting, shape_logits, token_logprobs
 from sash.scheduler.plan import StepItem, StepPlan
 from sash.spec.config import ResolvedConfig
 from sash.spec.model import ModelSpec
@@ -26,12 +26,19 @@ _LOGIT_ROWS = 64
 
 @dataclass(slots=True)
 class StepResult:
-    """Sampled tokens by answer id, their log-probabilities where wanted, and answers that failed."""
+    """Sampled tokens by answer id, their log-probabilities where wanted, and answers that failed.
 
-    tokens: dict[str, int] = field(default_factory=dict)
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    An answer gets one token, and one more for each of its drafts that was right.
+    """
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_scores: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+
+    def accepted(self, item: StepItem) -> int:
+        """How many drafts of an item were right."""
+        return max(len(self.tokens.get(item.request_id, [])) - 1, 0)
 
 
 class Runner:
@@ -85,19 +92,17 @@ class Runner:
         """Score prompts and draw tokens from the rows that came out, ``_LOGIT_ROWS`` at a time."""
         result = StepResult()
         row = 0
-        last_rows: list[int] = []
-        sampling: list[StepItem] = []
+        sampling: list[tuple[StepItem, range]] = []
         for item, first in zip(step.plan.items, step.out_first, strict=True):
             if sequences[item.request_id].wants_scores(first) and first < item.end:
                 self._score_prompt(item, first, hidden[row : row + item.end - first], sequences, result)
             row += item.end - first
             if item.samples:
-                last_rows.append(row - 1)
-                sampling.append(item)
-        for a in range(0, len(sampling), _LOGIT_ROWS):
-            rows = torch.tensor(last_rows[a : a + _LOGIT_ROWS], device=hidden.device)
+                sampling.append((item, range(row - 1 - item.num_drafts, row)))
+        for part in _parts(sampling):
+            rows = torch.tensor([row for _, rows in part for row in rows], device=hidden.device)
             logits = self._logits(hidden.index_select(0, rows))
-            self._draw(sampling[a : a + _LOGIT_ROWS], logits, sequences, result)
+            self._draw([item for item, _ in part], logits, sequences, result)
         return result
 
     def _score_prompt(
@@ -122,25 +127,69 @@ class Runner:
     def _draw(
         self, items: list[StepItem], logits: torch.Tensor, sequences: Mapping[str, Sequence], result: StepResult
     ) -> None:
-        """One token per item and fork from logits [len(items), V]."""
+        """The tokens of each item and fork from logits [rows, V]: one row per item, and one per draft of its."""
         ids, tops = self._ops.argmax(logits)
-        for i, item in enumerate(items):
+        # A row that isn't finite has no best token.
+        greedy = [token if np.isfinite(top) else None for top, token in zip(tops, ids, strict=True)]
+        row = 0
+        for item in items:
+            rows = slice(row, row + 1 + item.num_drafts)
             for answer_id in (item.request_id, *item.forks):
                 seq = sequences[answer_id]
-                if not np.isfinite(tops[i]):
-                    result.errors[answer_id] = "the model gave logits that are not finite"
+                tokens, error = _verified(item, seq, logits[rows], greedy[rows])
+                if error is not None:
+                    result.errors[answer_id] = error
                     continue
-                if seq.params.temperature == 0.0 and seq.state.plain:
-                    token = ids[i]
-                else:
-                    shaped = shape_logits(logits[i], seq.state, seq.generated)
-                    if not torch.isfinite(shaped.max()):
-                        result.errors[answer_id] = (
-                            "no token is left: allowed_token_ids, bad_token_ids or logit_bias ban all"
-                        )
-                        continue
-                    token = choose(shaped, seq.state, item.end - 1)
-                result.tokens[answer_id] = token
+                result.tokens[answer_id] = tokens
                 if seq.params.logprobs is not None:
-                    own = torch.tensor([token], device=logits.device)
-                    result.logprobs[answer_id] = token_logprobs(logits[i : i + 1], own, seq.params.logprobs)[0]
+                    own = torch.tensor(tokens, device=logits.device)
+                    scored = logits[row : row + len(tokens)]
+                    result.logprobs[answer_id] = token_logprobs(scored, own, seq.params.logprobs)
+            row = rows.stop
+
+
+def _parts(sampling: list[tuple[StepItem, range]]) -> list[list[tuple[StepItem, range]]]:
+    """Items and their rows in parts of at most ``_LOGIT_ROWS`` rows, or of one item."""
+    parts: list[list[tuple[StepItem, range]]] = []
+    room = 0
+    for item, rows in sampling:
+        if not parts or len(rows) > room:
+            parts.append([])
+            room = _LOGIT_ROWS
+        parts[-1].append((item, rows))
+        room -= len(rows)
+    return parts
+
+
+def _verified(
+    item: StepItem, seq: Sequence, logits: torch.Tensor, greedy: list[int | None]
+) -> tuple[list[int], str | None]:
+    """The answer's next tokens from logits [1 + drafts, V], or why there is none.
+
+    Row by row, as if each were a step of its own: a row counts only if every draft before it is the
+    token that was drawn there. So an error in a later row waits until that row comes first.
+    """
+    drafts, state, tokens = seq.draft[: item.num_drafts], seq.state, list[int]()
+    for i, best in enumerate(greedy):
+        token, error = _next_token(seq, state, logits[i], best, item.newest + i, seq.generated + i)
+        if error is not None:
+            return tokens, None if tokens else error
+        tokens.append(token)
+        if i == len(drafts) or token != drafts[i]:
+            break
+        state = counting(state, token)
+    return tokens, None
+
+
+def _next_token(
+    seq: Sequence, state: SamplerState, logits: torch.Tensor, best: int | None, position: int, generated: int
+) -> tuple[int, str | None]:
+    """The token that follows ``position`` by logits [V], whose arg-max is ``best``; or why there is none."""
+    if best is None:
+        return -1, "the model gave logits that are not finite"
+    if seq.params.temperature == 0.0 and state.plain:
+        return best, None
+    shaped = shape_logits(logits, state, generated)
+    if not torch.isfinite(shaped.max()):
+        return -1, "no token is left: allowed_token_ids, bad_token_ids or logit_bias ban all"
+    return choose(shaped, state, position), None

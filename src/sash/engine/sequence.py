@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sash.engine.drafts import PromptLookup
 from sash.ops.sampling import SamplerState, count_token
 from sash.spec.sampling import SamplingParams, TokenLogprobs
 
@@ -11,7 +12,9 @@ from sash.spec.sampling import SamplingParams, TokenLogprobs
 @dataclass(slots=True)
 class Sequence:
     """Tokens and limits of one answer. ``max_tokens`` bounds the answer; ``prompt_scores`` collects
-    the prompt's log-probabilities by position, across chunks and preemptions."""
+    the prompt's log-probabilities by position, across chunks and preemptions. ``lookup`` guesses what
+    follows, and ``draft`` is its guess for the next step; ``draft_tokens`` were checked so far, of them
+    ``accepted_tokens`` were right."""
 
     answer_id: str
     tokens: list[int]
@@ -23,7 +26,10 @@ class Sequence:
     deadline_s: float | None
     prompt_scores: list[TokenLogprobs | None] | None
     scheduled_at_s: float | None = None
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    lookup: PromptLookup | None = None
+    draft: list[int] = field(default_factory=list)
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def generated(self) -> int:

@@ -46,7 +46,9 @@ class Step:
         self._ops = ops
         tokens: list[int] = []
         for item in plan.items:
-            tokens += sequences[item.request_id].tokens[item.start : item.end]
+            seq = sequences[item.request_id]
+            tokens += seq.tokens[item.start : item.end]
+            tokens += seq.draft[: item.num_drafts]
         self.token_ids = torch.tensor(tokens)
         self.positions = torch.cat([torch.arange(i.start, i.end) for i in plan.items])
         self._rows = self._plan_rows(sequences)
@@ -55,7 +57,7 @@ class Step:
 
     def _plan_rows(self, sequences: Mapping[str, Sequence]) -> list[tuple[_Rows, ...]]:
         """Per layer and item, the rows that enter and leave. The top layer's output is needed only
-        where logits are: every row of a prompt being scored, else the last row if it samples."""
+        where logits are: every row of a prompt being scored, else the newest token's if it samples, and drafts'."""
         layers: list[tuple[_Rows, ...]] = []
         enter = [item.start for item in self.plan.items]
         for layer in range(len(self._spec.layers)):
@@ -135,7 +137,7 @@ class Step:
 
 def _needed_from(item: StepItem, seq: Sequence) -> int:
     """First row whose top output is used."""
-    last = item.end - 1 if item.samples else item.end
+    last = item.newest if item.samples else item.end
     if seq.wants_scores(item.start):
         return min(last, max(item.start, len(seq.prompt_scores or ()) - 1))
     return last

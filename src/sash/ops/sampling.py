@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -85,6 +85,15 @@ def count_token(state: SamplerState, token: int) -> None:
     """A token has become part of the answer."""
     if state.counts is not None:
         state.counts[token] += 1
+
+
+def counting(state: SamplerState, token: int) -> SamplerState:
+    """The state after one more token, should it become part of the answer; ``state`` stays as it is."""
+    if state.counts is None:
+        return state
+    after = replace(state, counts=state.counts.clone())
+    count_token(after, token)
+    return after
 
 
 def shape_logits(logits: torch.Tensor, state: SamplerState, num_generated: int) -> torch.Tensor:

@@ -13,7 +13,8 @@ class StepItem:
 
     Rows ``start`` … ``start + count - 1`` are computed. ``samples`` says that the last row is the
     request's newest token, so a token follows it; ``forks`` names further requests that draw their
-    own token from that row. ``tables`` has one entry per KV group.
+    own token from that row. ``tables`` has one entry per KV group. The last ``num_drafts`` rows are
+    guessed tokens after the newest one: a token follows it and each guess that turns out right.
 
     ``first_rows`` gives, per layer, the position of the first row whose output is still computed
     from that layer on (K and V are computed for every row that enters the layer); None: all rows.
@@ -29,6 +30,12 @@ class StepItem:
     forks: tuple[str, ...] = ()
     first_rows: tuple[int, ...] | None = None
     writes: tuple[bool, ...] | None = None
+    num_drafts: int = 0
+
+    @property
+    def newest(self) -> int:
+        """Position of the last row whose token is known; the request's newest where the item samples."""
+        return self.end - 1 - self.num_drafts
 
     @property
     def end(self) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from sash.kv.ledger.ledger import Ledger
 from sash.kv.ledger.table import TableStep
@@ -18,9 +18,9 @@ class Ticket:
 
     ``max_tokens`` bounds the rows: prompt and answer without its last token, whose row is never
     computed. ``known`` tokens exist (prompt and settled answer); ``scheduled`` rows are in a plan
-    or done, ``computed`` are done. ``unsettled`` tokens are being sampled. Until it has computed
-    ``alone_until`` rows a request runs by itself: its step has failed once. ``siblings`` share the
-    prompt and start from its last row.
+    or done, ``computed`` are done. ``unsettled`` tokens are being sampled. ``drafts`` tokens are guessed
+    for the next step, after the newest. Until it has computed ``alone_until`` rows a request runs by
+    itself: its step has failed once. ``siblings`` share the prompt and start from its last row.
     """
 
     request_id: str
@@ -31,6 +31,7 @@ class Ticket:
     scheduled: int = 0
     computed: int = 0
     unsettled: int = 0
+    drafts: int = 0
     alone_until: int = 0
     preemptions: int = 0
     siblings: list[Ticket] = field(default_factory=list)
@@ -40,8 +41,8 @@ class Ticket:
 
     @property
     def remaining(self) -> int:
-        """Rows that could be scheduled now; the last token's row is never needed."""
-        return min(self.known + self.unsettled, self.max_tokens) - self.scheduled
+        """Rows that could be scheduled now; the last token's row is never needed. None while drafts are checked."""
+        return max(min(self.known + self.unsettled, self.max_tokens) - self.scheduled, 0)
 
     @property
     def decoding(self) -> bool:
@@ -64,7 +65,8 @@ class Scheduler:
     Order is arrival order everywhere: the oldest waiting request is admitted first (nobody overtakes
     it, so it can't starve), and when pages run out the youngest running one is preempted: its pages
     are freed and its tokens recomputed later. A step holds at most ``max_batched_tokens`` rows and
-    at most ``chunk`` rows of one prompt. ``settle`` may lag behind ``schedule`` by one step.
+    at most ``chunk`` rows of one prompt. ``settle`` may lag behind ``schedule`` by one step. Drafts get
+    what rows and pages are to spare: nobody waits or gives way for their sake.
     """
 
     def __init__(self, ledger: Ledger, *, max_num_seqs: int, max_batched_tokens: int, chunk: int) -> None:
@@ -141,13 +143,30 @@ class Scheduler:
     def _schedule_decodes(self, items: list[StepItem]) -> bool:
         """Rows of all decoding requests, oldest first; True when one had to be preempted."""
         before = self.num_preemptions
+        room = self._draft_room()
         for ticket in list(self.running):
             if ticket in self.running and ticket.decoding:
-                self._reserve_or_preempt(ticket, items)
+                self._reserve_or_preempt(ticket, items, room - sum(item.num_drafts for item in items))
         return self.num_preemptions > before
 
-    def _reserve_or_preempt(self, ticket: Ticket, items: list[StepItem]) -> None:
-        """One row of a decoding request; the youngest others, at last itself, give way."""
+    def _draft_room(self) -> int:
+        """Rows that drafts may take in a step: half of what single rows leave where prompts wait, else all of it."""
+        decoding = sum(ticket.decoding for ticket in self.running)
+        room = self._max_batched_tokens - decoding
+        return room // 2 if self.waiting or decoding < len(self.running) else room
+
+    def _reserve_or_preempt(self, ticket: Ticket, items: list[StepItem], room: int = 0) -> None:
+        """One row of a decoding request and at most ``room`` drafts; for the one row the youngest others, at last
+        itself, give way."""
+        drafts = 0 if ticket.unsettled else min(ticket.drafts, room, ticket.max_tokens - ticket.known)
+        ticket.drafts = 0
+        if drafts > 0:
+            # Each of the others may need a page for its row.
+            leave = len(self.running)
+            tables = self.ledger.reserve(ticket.request_id, ticket.scheduled, 1 + drafts, leave)
+            if tables is not None:
+                items.append(self._item(ticket, 1, tables, drafts))
+                return
         while ticket in self.running:
             tables = self.ledger.reserve(ticket.request_id, ticket.scheduled, 1)
             if tables is not None:
@@ -156,7 +175,7 @@ class Scheduler:
             self.preempt(self.running[-1])
 
     def _schedule_prefills(self, items: list[StepItem], *, admit: bool) -> None:
-        budget = self._max_batched_tokens - len(items)
+        budget = self._max_batched_tokens - sum(item.count for item in items)
         done = {item.request_id for item in items}
         for ticket in list(self.running):
             if budget and ticket.remaining and ticket.request_id not in done:
@@ -186,9 +205,16 @@ class Scheduler:
         items.append(self._item(ticket, count, tables))
         return count
 
-    def _item(self, ticket: Ticket, count: int, tables: tuple[TableStep, ...]) -> StepItem:
-        item = StepItem(ticket.request_id, ticket.scheduled, count, count == ticket.remaining, tables)
-        ticket.scheduled += count
+    def _item(self, ticket: Ticket, count: int, tables: tuple[TableStep, ...], drafts: int = 0) -> StepItem:
+        item = StepItem(
+            ticket.request_id,
+            ticket.scheduled,
+            count + drafts,
+            count == ticket.remaining,
+            tables,
+            num_drafts=drafts,
+        )
+        ticket.scheduled += item.count
         ticket.unsettled += item.samples
         return item
 
@@ -211,12 +237,17 @@ class Scheduler:
             forked.append(sibling)
         ticket.siblings = ticket.siblings[len(forked) :]
         self._promote_siblings(ticket)
-        forks = tuple(t.request_id for t in forked)
-        return StepItem(item.request_id, item.start, item.count, item.samples, item.tables, forks)
+        return replace(item, forks=tuple(t.request_id for t in forked))
 
-    def settle(self, plan: StepPlan) -> None:
-        """The step is done: its rows count as computed and its sampled tokens as known."""
+    def settle(self, plan: StepPlan, accepted: Mapping[str, int] | None = None) -> None:
+        """The step is done: its rows count as computed and its sampled tokens as known.
+
+        ``accepted`` says by request how many of its drafts were right; the rows of the others are given up.
+        """
         for item in plan.items:
+            if item.num_drafts:
+                self._settle_drafts(item, (accepted or {}).get(item.request_id, 0))
+                continue
             for request_id in (item.request_id, *item.forks):
                 ticket = self.find(request_id)
                 if ticket is None:
@@ -225,6 +256,15 @@ class Scheduler:
                     ticket.computed = item.end
                 ticket.known += item.samples
                 ticket.unsettled -= item.samples
+
+    def _settle_drafts(self, item: StepItem, accepted: int) -> None:
+        ticket = self.find(item.request_id)
+        if ticket is None:
+            return
+        if ticket.computed == item.start:  # else it was preempted meanwhile
+            ticket.scheduled = ticket.computed = item.newest + 1 + accepted
+        ticket.known += 1 + accepted
+        ticket.unsettled -= 1
 
     def fail(self, plan: StepPlan, *, blame: bool = True) -> list[str]:
         """The step raised. Requests run again, each alone and once: from the same row where every
@@ -243,7 +283,7 @@ class Scheduler:
                 continue
             ticket.unsettled -= item.samples
             if blame:
-                ticket.alone_until = item.end
+                ticket.alone_until = item.newest + 1
             if self.ledger.repeatable(item.request_id, item.start):
                 ticket.scheduled = item.start
             else:

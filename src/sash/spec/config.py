@@ -16,6 +16,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTIZATIONS = ("auto", "none", "int8")
 DEFAULT_CONTEXT = 32_768
 DEFAULT_KV_SHARE = 0.25
+SPECULATIVE = ("none", "ngram")
+MAX_DRAFT = 64
 # How errors name the types of options.
 _TYPES = {str: "a name", bool: "True or False", float: "a number", int: "a whole number"}
 
@@ -44,6 +46,11 @@ class EngineConfig:
         deterministic: a request's tokens don't depend on what else runs, bit for bit (slower).
         seed: for requests that bring none.
         request_timeout_s: seconds after which a request is ended; None: never.
+        speculative: none, or ngram: guess tokens by looking the last ones up in the text so far, and check
+            the guesses in one step. The same tokens, sooner where text repeats itself.
+        num_speculative_tokens: most tokens guessed in one step, 1 to 64; windows keep as many rows more.
+        prompt_lookup_max: last tokens that a lookup compares at most; a longer match is preferred.
+        prompt_lookup_min: last tokens that must match at least.
         debug: check the books after every step.
     """
 
@@ -63,6 +70,10 @@ class EngineConfig:
     deterministic: bool = False
     seed: int = 0
     request_timeout_s: float | None = None
+    speculative: str = "none"
+    num_speculative_tokens: int = 8
+    prompt_lookup_max: int = 5
+    prompt_lookup_min: int = 2
     debug: bool = False
 
     def resolve(self, spec: ModelSpec, machine: Machine) -> ResolvedConfig:
@@ -88,10 +99,12 @@ class EngineConfig:
             max_model_len=length or min(spec.max_position, DEFAULT_CONTEXT),
             max_num_seqs=self.max_num_seqs,
             hybrid_ratio=self._hybrid_ratio(groups, reasons),
+            slack=self.num_speculative_tokens if self.speculative != "none" else 0,
         )
         if length is None:
             demand = self._fit_length(demand, budget, reasons)
         pages = self._split(demand, budget, reasons)
+        self._note_ignored_drafts(reasons)
         sizing.check_split(demand, pages, self._ways_out(demand, budget))
         chunk = self.chunked_prefill_size or self.max_num_batched_tokens
         config = ResolvedConfig(
@@ -150,6 +163,22 @@ class EngineConfig:
         if self.quantization == "int8" and self.deterministic:
             raise ConfigError("quantization=int8 can't run deterministic: use quantization=none or auto")
         self._check_window_options()
+        self._check_draft_options()
+
+    def _check_draft_options(self) -> None:
+        if self.speculative not in SPECULATIVE:
+            raise ConfigError(f"speculative {self.speculative!r} is unknown; use {' or '.join(SPECULATIVE)}")
+        if not 1 <= self.num_speculative_tokens <= MAX_DRAFT:
+            raise ConfigError(
+                f"num_speculative_tokens must be 1 to {MAX_DRAFT}, got {self.num_speculative_tokens}; "
+                f"the default is {_default('num_speculative_tokens')}, speculative=none guesses nothing"
+            )
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min={self.prompt_lookup_min} must be at least 1 and at most prompt_lookup_max="
+                f"{self.prompt_lookup_max}; the defaults are {_default('prompt_lookup_min')} and "
+                f"{_default('prompt_lookup_max')}"
+            )
 
     def _check_window_options(self) -> None:
         ratio, hybrid = self.swa_full_tokens_ratio, self.hybrid_kvcache_ratio
@@ -171,6 +200,11 @@ class EngineConfig:
         ]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} both set the size of the windows' pool; give one of them")
+
+    def _note_ignored_drafts(self, reasons: list[str]) -> None:
+        for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"):
+            if self.speculative == "none" and getattr(self, name) != _default(name):
+                reasons.append(f"{name} is ignored: speculative is none")
 
     def _dtype(self, machine: Machine, reasons: list[str]) -> str:
         if self.dtype != "auto":

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from sash.spec.errors import ConfigError
 from sash.spec.footprint import TableShape, page_bytes, table_shape
 from sash.spec.groups import GroupSpec
+from sash.spec.span import BoundSpan
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the pools are sized for. ``itemsize`` is the bytes of one stored element."""
+    """What the pools are sized for. ``itemsize`` is the bytes of one stored element; ``slack`` rows stay
+    below every window, so that a request can step back by as many."""
 
     groups: tuple[GroupSpec, ...]
     itemsize: int
@@ -19,11 +21,15 @@ class Demand:
     max_model_len: int
     max_num_seqs: int
     hybrid_ratio: float = 1.0
+    slack: int = 0
 
     def shape(self, group: GroupSpec) -> TableShape:
         """The longest request's table; a reference window is sized for a prompt that fills the context."""
-        bound = group.span.bind(self.max_model_len)
-        return table_shape(bound, self.page_size, self.max_model_len, hybrid_ratio=self.hybrid_ratio)
+        return self.bound_shape(group.span.bind(self.max_model_len))
+
+    def bound_shape(self, bound: BoundSpan) -> TableShape:
+        """The table of a request with this span."""
+        return table_shape(bound, self.page_size, self.max_model_len, slack=self.slack, hybrid_ratio=self.hybrid_ratio)
 
     def request_pages(self) -> tuple[int, ...]:
         """Pages that one request of ``max_model_len`` holds at most, per group."""

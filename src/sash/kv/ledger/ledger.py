@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from sash.kv.ledger.pool import PagePool
 from sash.kv.ledger.table import EMPTY, PageTable, TableStep
 from sash.spec.errors import LedgerError
-from sash.spec.footprint import table_shape
 from sash.spec.groups import GroupSpec
 from sash.spec.sizing import Demand
 
@@ -44,12 +43,11 @@ class Ledger:
         return request_id in self._tables
 
     def _new_tables(self, prompt_tokens: int) -> tuple[PageTable, ...]:
-        demand, tables = self._demand, []
-        for group, pool in zip(self.groups, self.pools, strict=True):
-            bound = group.span.bind(prompt_tokens)
-            shape = table_shape(bound, demand.page_size, demand.max_model_len, hybrid_ratio=demand.hybrid_ratio)
-            tables.append(PageTable(pool, shape, bound))
-        return tuple(tables)
+        bounds = (group.span.bind(prompt_tokens) for group in self.groups)
+        return tuple(
+            PageTable(pool, self._demand.bound_shape(bound), bound)
+            for pool, bound in zip(self.pools, bounds, strict=True)
+        )
 
     def fits_ever(self, prompt_tokens: int, max_tokens: int) -> str | None:
         """None, or the reason why a request of ``max_tokens`` tokens in all could not even run alone."""
@@ -73,11 +71,14 @@ class Ledger:
         self._tables[request_id] = tables
         return True
 
-    def reserve(self, request_id: str, start: int, count: int) -> tuple[TableStep, ...] | None:
-        """Pages for rows start … start + count - 1 in every group; None, and no change, when a pool is short."""
+    def reserve(self, request_id: str, start: int, count: int, leave: int = 0) -> tuple[TableStep, ...] | None:
+        """Pages for rows start … start + count - 1 in every group; None, and no change, when a pool is short or
+        would keep fewer than ``leave`` available pages. ``start`` may lie up to the slack before the end of
+        the rows reserved last: those after it are given up."""
         tables = self._tables[request_id]
         for table, pool in zip(tables, self.pools, strict=True):
-            if table.fresh_pages(start, count) - table.promise > pool.available:
+            unpromised = table.fresh_pages(start, count) - table.promise
+            if unpromised > 0 and unpromised > pool.available - leave:
                 return None
         steps = tuple(table.reserve(start, count) for table in tables)
         self._note_peaks()

@@ -55,6 +55,9 @@ class PageTable:
     shared one is left to its other owners and a fresh one taken. So the table never holds more than
     pin + ring pages, whatever the chunk.
 
+    A step may begin before the end of the one before it, by at most ``shape.slack`` rows: what it
+    gives up is overwritten, and every row that it or a later one can see is still there.
+
     ``promise`` is the number of pages this request may still take without asking.
     """
 
@@ -76,7 +79,8 @@ class PageTable:
         return [i for part in rows if part for i in range(part.start // size, ceil_div(part.stop, size))]
 
     def _kept_from(self, end: int) -> int:
-        return max(0, self.bound.retained_from(end) - self.shape.slack)
+        """First row, pinned pages apart, that a query at ``end`` or later can see, or could after a step back."""
+        return self.bound.retained_from(max(0, end - self.shape.slack))
 
     def _page_at(self, column: int) -> int:
         return self.columns[column] if column < len(self.columns) else EMPTY
