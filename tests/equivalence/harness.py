@@ -78,7 +78,8 @@ def random_tokens(count: int, seed: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt. ``at_step``: the number of steps run before it is added. ``sampling`` overrides greedy."""
+    """One prompt. ``at_step``: the number of steps run before it is added. ``sampling`` overrides greedy;
+    ``stop``: tokens that end the answer."""
 
     name: str
     prompt: tuple[int, ...]
@@ -86,13 +87,14 @@ class Request:
     at_step: int = 0
     seed: int = 0
     sampling: Mapping[str, object] = field(default_factory=dict)
+    stop: tuple[int, ...] = ()
 
     def message(self) -> AddRequest:
         """What the core is told; all log-probabilities are asked for."""
         defaults = {"temperature": 0.0, "logprobs": VOCAB, "prompt_logprobs": VOCAB, "max_tokens": self.max_tokens}
         params = SamplingParams(**{**defaults, **self.sampling})  # type: ignore[arg-type]
         names = tuple(self.name if i == 0 else f"{self.name}#{i}" for i in range(params.n))
-        return AddRequest(names, self.prompt, params, tuple(self.seed + i for i in range(params.n)))
+        return AddRequest(names, self.prompt, params, tuple(self.seed + i for i in range(params.n)), self.stop)
 
 
 @dataclass
@@ -108,6 +110,8 @@ class Answer:
     steps: list[int] = field(default_factory=list)  # step number of each token
     computed: int = 0
     preemptions: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     def take(self, update: Update, step: int) -> None:
         """Add an update."""
@@ -118,6 +122,7 @@ class Answer:
         self.finish_reason, self.error = update.finish_reason, update.error
         self.computed = max(self.computed, update.computed_tokens)
         self.preemptions = max(self.preemptions, update.preemptions)
+        self.draft_tokens, self.accepted_tokens = update.draft_tokens, update.accepted_tokens
 
 
 Answers = dict[str, Answer]

@@ -27,10 +27,12 @@ SPANS = {
 Copies = tuple[tuple[tuple[int, int], ...], ...]
 
 
-def demand(names: list[str], *, page_size: int, max_model_len: int, ratio: float = 1.0, seqs: int = 4) -> Demand:
+def demand(
+    names: list[str], *, page_size: int, max_model_len: int, ratio: float = 1.0, seqs: int = 4, slack: int = 0
+) -> Demand:
     """Groups of one layer each, by the names of their spans."""
     groups = tuple(GroupSpec(name, SPANS[name], (i,), 1, 1, 1) for i, name in enumerate(names))
-    return Demand(groups, 4, page_size, max_model_len, seqs, ratio)
+    return Demand(groups, 4, page_size, max_model_len, seqs, ratio, slack)
 
 
 class NaivePages:
@@ -50,8 +52,11 @@ class NaivePages:
         """Whose row it is: the prompt's belong to the family (``a#1`` is of the family ``a``)."""
         return (request_id.split("#")[0] if position < prompt else request_id, position)
 
-    def run(self, request_id: str, tables: tuple[TableStep, ...], start: int, end: int) -> None:
-        """One request's part of a step: copies, then reads by every query, then writes."""
+    def run(
+        self, request_id: str, tables: tuple[TableStep, ...], start: int, end: int, accepted: int | None = None
+    ) -> None:
+        """One request's part of a step: copies, then reads by every query, then writes; rows from ``accepted`` on
+        are wrong drafts', and nobody's."""
         for group, step in enumerate(tables):
             self._copy(group, step.copies)
             prompt = step.bound.prompt_tokens
@@ -62,7 +67,9 @@ class NaivePages:
                 if step.keeps(p):
                     page = step.write[step.shape.column(p // self._size)]
                     assert page != EMPTY, f"{request_id}: row {p} has no page in group {group}"
-                    self._content[group][page, p % self._size] = self.name(request_id, p, prompt)
+                    wrong = accepted is not None and p >= accepted
+                    name = ("wrong", p) if wrong else self.name(request_id, p, prompt)
+                    self._content[group][page, p % self._size] = name
 
     def assert_not_shared(self, tables: tuple[TableStep, ...], start: int, end: int, forks: int = 0) -> None:
         """Nothing that a reserved step will write is anybody else's, its own new ``forks`` apart."""
