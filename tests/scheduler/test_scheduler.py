@@ -10,9 +10,9 @@ from sash.scheduler.plan import StepPlan
 from sash.scheduler.scheduler import Scheduler, Ticket
 
 
-def scheduler(full_pages: int = 40, seats: int = 4, budget: int = 16, chunk: int = 8) -> Scheduler:
-    need = demand(["window", "full"], page_size=4, max_model_len=40)
-    return Scheduler(Ledger(need, (12, full_pages)), max_num_seqs=seats, max_batched_tokens=budget, chunk=chunk)
+def scheduler(full_pages: int = 40, seats: int = 4, budget: int = 16, chunk: int = 8, slack: int = 0) -> Scheduler:
+    need = demand(["window", "full"], page_size=4, max_model_len=40, slack=slack)
+    return Scheduler(Ledger(need, (16, full_pages)), max_num_seqs=seats, max_batched_tokens=budget, chunk=chunk)
 
 
 def add(plans: Scheduler, *prompts: int, rows: int = 40) -> list[Ticket]:
@@ -115,6 +115,76 @@ def test_siblings_start_from_the_prompts_last_row() -> None:
     assert [len(c) for c in second.copies_after] == [4, 2], "two window pages and one partial full page each"
     plans.settle(second)
     assert step(plans) == [("a", 6, 1, True), ("a#1", 6, 1, True), ("a#2", 6, 1, True)]
+
+
+# ---------------------------------------------------------------------------------------------- drafts
+
+
+def drafted(plans: Scheduler, **drafts: int) -> StepPlan:
+    """Schedule with so many drafts by request."""
+    for ticket in plans.running:
+        ticket.drafts = drafts.get(ticket.request_id, 0)
+    plan = plans.schedule()
+    assert plan is not None
+    return plan
+
+
+def counts(plan: StepPlan) -> list[tuple[str, int, int, int]]:
+    """(request, start, rows, drafts) of each item."""
+    return [(i.request_id, i.start, i.count, i.num_drafts) for i in plan.items]
+
+
+def test_a_request_goes_on_behind_its_last_right_draft() -> None:
+    plans = scheduler(slack=4)
+    add(plans, 6, 3)
+    step(plans)
+    plan = drafted(plans, r0=4, r1=2)
+    assert counts(plan) == [("r0", 6, 5, 4), ("r1", 3, 3, 2)]
+    plans.settle(plan, {"r0": 1, "r1": 2})
+    assert [(t.known, t.scheduled, t.computed) for t in plans.running] == [(9, 8, 8), (7, 6, 6)]
+    plan = drafted(plans, r1=3)
+    assert counts(plan) == [("r0", 8, 1, 0), ("r1", 6, 4, 3)]
+    plans.settle(plan)
+    assert [(t.known, t.computed) for t in plans.running] == [(10, 9), (8, 7)]
+    plans.check()
+
+
+def test_drafts_end_with_the_answer_and_wait_for_what_is_not_settled() -> None:
+    plans = scheduler(slack=8)
+    plans.add(Ticket("a", 0, 3, 7))
+    first = plans.schedule()
+    assert first is not None
+    plans.settle(first)
+    plan = drafted(plans, a=8)
+    assert counts(plan) == [("a", 3, 4, 3)], "the last token's row is never computed"
+    assert plans.running[0].remaining == 0 and plans.schedule() is None
+    plans.settle(plan, {"a": 1})
+    flying = drafted(plans)
+    assert counts(flying) == [("a", 5, 1, 0)]
+    assert counts(drafted(plans, a=3)) == [("a", 6, 1, 0)], "the newest token isn't known"
+
+
+@pytest.mark.parametrize(("full_pages", "drafts"), [(5, 0), (6, 0), (7, 8)])
+def test_drafts_leave_a_page_for_everybody(full_pages: int, drafts: int) -> None:
+    """Two pages of 4 rows are held. r0's row and 8 drafts need three more, r1's row one, and nobody gives way."""
+    plans = scheduler(full_pages, slack=8)
+    add(plans, 4, 4)
+    step(plans)
+    assert counts(drafted(plans, r0=8)) == [("r0", 4, 1 + drafts, drafts), ("r1", 4, 1, 0)]
+    assert plans.num_preemptions == 0
+
+
+def test_after_a_failure_one_row_alone_is_enough() -> None:
+    plans = scheduler(slack=4)
+    add(plans, 6, 3)
+    step(plans)
+    plan = drafted(plans, r0=4, r1=2)
+    assert plans.fail(plan) == []
+    for wanted in (("r0", 6, 1, 0), ("r1", 3, 1, 0)):
+        plan = drafted(plans, r0=4, r1=2)
+        assert counts(plan) == [wanted]
+        plans.settle(plan)
+    assert counts(drafted(plans, r0=4, r1=2)) == [("r0", 7, 5, 4), ("r1", 4, 3, 2)]
 
 
 @pytest.mark.parametrize("name", ["a", "a#1", "a#2", "nobody"])
