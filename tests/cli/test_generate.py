@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.scripted import Piece, Run, ScriptedEngine, Step
+from tests.cli.scripted import STATS, Piece, Run, ScriptedEngine, Step
 
 from sash.cli.options import EngineOptions
 from sash.spec.errors import ConfigError, ModelError
@@ -115,7 +115,8 @@ def test_every_engine_option_arrives_and_nothing_else(run: Run, hello: ScriptedE
         "max_num_batched_tokens": ("64", 64), "page_size": ("0", 0), "chunked_prefill_size": ("32", 32),
         "max_total_tokens": ("1000", 1000), "kv_cache_memory_bytes": ("1.5MiB", 1572864),
         "swa_full_tokens_ratio": ("0.0", 0.0), "hybrid_kvcache_ratio": ("0.5", 0.5), "device": ("cpu", "cpu"),
-        "seed": ("0", 0), "request_timeout_s": ("30", 30.0),
+        "seed": ("0", 0), "request_timeout_s": ("30", 30.0), "speculative": ("ngram", "ngram"),
+        "num_speculative_tokens": ("4", 4), "prompt_lookup_max": ("3", 3), "prompt_lookup_min": ("1", 1),
     }  # fmt: skip
     flags = {"disable_hybrid_swa_memory", "deterministic", "debug"}
     arguments = [word for name, (text, _) in given.items() for word in ("--" + name.replace("_", "-"), text)]
@@ -178,6 +179,15 @@ def test_stats_print_rates_and_the_table(run: Run, hello: ScriptedEngine) -> Non
     for words in (["window", "15", "2.00 MiB"], ["together", "18"], ["one uniform cache"]):
         assert any(all(word in line for word in words) for line in outcome.err.splitlines()), words
     assert "A request of 2047 tokens would hold 4.00 MiB, in one uniform cache 1025.00 MiB." in outcome.err
+
+
+def test_stats_print_how_many_drafts_were_right(
+    run: Run, hello: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "drafts" not in run("generate", "tiny", "a", "--stats", engine=hello).err
+    monkeypatch.setattr(hello, "stats", lambda: STATS | {"draft_tokens": 160, "accepted_tokens": 121}, raising=False)
+    outcome = run("generate", "tiny", "a", "--stats", engine=hello)
+    assert "drafts 160 tokens, of them 121 accepted (76%)\n" in outcome.err
 
 
 def test_a_failed_answer_exits_with_1_and_the_reason(run: Run) -> None:

@@ -31,6 +31,7 @@ AXES: dict[str, tuple[str, ...]] = {
         "step fails after", "request fails",
     ),
     "memory": ("nan", "ff", "large"),
+    "drafts": ("none", "3", "11"),
 }  # fmt: skip
 BASE: Row = {name: values[0] for name, values in AXES.items()}
 
@@ -183,4 +184,7 @@ def options(row: Row, size: Sizes, longest: int) -> EngineConfig:
         hybrid_kvcache_ratio=ratio,
         disable_hybrid_swa_memory=row["ratio"] == "disabled",
         deterministic=row["kernels"] == "deterministic",
+        speculative="none" if row["drafts"] == "none" else "ngram",
+        num_speculative_tokens=3 if row["drafts"] == "none" else int(row["drafts"]),
+        prompt_lookup_min=1,
     )

@@ -345,7 +345,7 @@ def test_a_row_without_numbers_fails_when_its_turn_comes() -> None:
 def test_text_that_repeats_itself_takes_fewer_steps(temperature: float) -> None:
     loop = random_tokens(9, 3) * 4
     asked = [
-        Request("loop", loop, 60, sampling={"temperature": temperature, "logit_bias": {t: 9.0 for t in loop[:1]}}),
+        Request("loop", loop, 60, sampling={"temperature": temperature, "logit_bias": dict.fromkeys(loop[:1], 9.0)}),
         *(replace(r, sampling={"temperature": temperature}) for r in MIX),
     ]
     plain_rig, _ = engine(speculative="none")

@@ -40,6 +40,11 @@ def resolve(spans: list[Span] = HYBRID, machine: Machine = MACHINE, **options: o
         ({"swa_full_tokens_ratio": 1.5}, r"swa_full_tokens_ratio must be above 0 and at most 1, got 1.5; 0.8"),
         ({"hybrid_kvcache_ratio": -0.1}, r"hybrid_kvcache_ratio must be between 0 \(uniform\) and 1"),
         ({"hybrid_kvcache_ratio": 1.5}, r"hybrid_kvcache_ratio must be between 0 \(uniform\) and 1 \(rings\), got 1.5"),
+        ({"speculative": "eagle"}, "speculative 'eagle' is unknown; use none or ngram"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be 1 to 64, got 0; the default is 8, spec"),
+        ({"num_speculative_tokens": 65}, "num_speculative_tokens must be 1 to 64, got 65"),
+        ({"prompt_lookup_min": 0}, "prompt_lookup_min=0 must be at least 1 and at most prompt_lookup_max=5; the"),
+        ({"prompt_lookup_max": 1}, "prompt_lookup_min=2 .* prompt_lookup_max=1; the defaults are 2 and 5"),
         (
             {"swa_full_tokens_ratio": 0.5, "disable_hybrid_swa_memory": True},
             "swa_full_tokens_ratio and disable_hybrid_swa_memory both set .* give one of them",
@@ -180,3 +185,14 @@ def test_the_pool_line() -> None:
         "full_layer_tokens=0, swa_layer_tokens=48"
         in resolve([Span.sliding(20)], max_model_len=64, max_num_seqs=1).pool_line()
     )
+
+
+def test_drafts_make_the_windows_rings_longer_and_nothing_else() -> None:
+    plain, drafts = (
+        resolve(max_model_len=128, max_num_seqs=2, speculative=s, num_speculative_tokens=20) for s in ("none", "ngram")
+    )
+    # Window 20 on pages of 16: ceil(19 / 16) + 1, and ceil((19 + 20) / 16) + 1.
+    assert plain.demand.request_pages() == (3, 8) and drafts.demand.request_pages() == (4, 8)
+    assert drafts.demand.slack == 20 and drafts.pages == (8, 16)
+    assert "num_speculative_tokens is ignored: speculative is none" in plain.reasons
+    assert not any("speculative" in reason for reason in drafts.reasons)
