@@ -25,6 +25,7 @@ PARTS = {
     "spec": SPEC,
     "ledger": LEDGER,
     "scheduler": SCHEDULER,
+    "drafts": ["sash.engine.drafts"],
     "command line": ["sash.cli.main", "sash.cli.generate", "sash.cli.chat", "sash.cli.inspect"],
 }
 CHECK = """

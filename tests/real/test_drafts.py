@@ -19,16 +19,16 @@ def test_fifty_prompts_across_the_window_get_the_same_tokens() -> None:
     """float32, so that rounding, which depends on how many rows a product has, decides nothing."""
     real_model("gemma3-270m")
     text = json.loads(TOPICS.read_text())["ids"]
-    # 465, 483, 501 … 1347 tokens: the first cross the window while they decode.
-    prompts = [text[i * 131 :][: 465 + 18 * i] for i in range(PROMPTS)]
-    assert [len(prompts[0]), len(prompts[-1])] == [465, 1347]
+    # 465, 474, 483 … 906 tokens: the first cross the window while they decode.
+    prompts = [text[i * 140 :][: 465 + 9 * i] for i in range(PROMPTS)]
+    assert [len(prompts[0]), len(prompts[-1])] == [465, 906]
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     answers = {}
     for speculative in ("none", "ngram"):
         llm = LLM(
             "gemma3-270m",
             dtype="float32",
-            max_model_len=1500,
+            max_model_len=1000,
             max_num_seqs=10,
             kv_cache_memory_bytes=600_000_000,
             speculative=speculative,

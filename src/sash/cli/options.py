@@ -119,7 +119,7 @@ class EngineOptions:
     ] = None
     num_speculative_tokens: Annotated[int | None, _engine("Most tokens guessed in one step, 1 to 64.")] = None
     prompt_lookup_max: Annotated[int | None, _engine("Last tokens that a guess is looked up by, at most.")] = None
-    prompt_lookup_min: Annotated[int | None, _engine("The same, at least.")] = None
+    prompt_lookup_min: Annotated[int | None, _engine("Last tokens that must match at least.")] = None
     debug: Annotated[bool, _engine("Check the books after every step (slow).", "--debug")] = False
 
     def given(self) -> dict[str, object]:
