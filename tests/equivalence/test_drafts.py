@@ -17,6 +17,7 @@ from sash.engine.core import EngineCore, StepRunner
 from sash.engine.messages import CancelRequest
 from sash.engine.runner import StepResult
 from sash.engine.sequence import Sequence as Answering
+from sash.ops import native
 from sash.scheduler.plan import StepPlan
 from sash.spec.config import EngineConfig
 from sash.spec.span import Span
@@ -110,20 +111,26 @@ class Recorder:
 
 
 def engine(
-    spans: Sequence[Span] = MODELS["hybrid"], pages: tuple[int, ...] | None = None, **options: object
+    spans: Sequence[Span] = MODELS["hybrid"],
+    pages: tuple[int, ...] | None = None,
+    kernels: str = "torch",
+    **options: object,
 ) -> tuple[Rig, Recorder]:
     rig = build(
         tiny_spec(spans),
         replace(OPTIONS, **options),  # type: ignore[arg-type]
         pages=None if pages is None else lambda config: pages,
+        kernels=kernels,
     )
     recorder: list[Recorder] = []
     rig.wrap(lambda inner: recorder.append(Recorder(inner)) or recorder[0])  # type: ignore[func-returns-value]
     return rig, recorder[0]
 
 
-def plain_run(requests: Sequence[Request], spans: Sequence[Span] = MODELS["hybrid"], **options: object) -> Answers:
-    return engine(spans, **(options | {"speculative": "none"}))[0].run(requests)
+def plain_run(
+    requests: Sequence[Request], spans: Sequence[Span] = MODELS["hybrid"], kernels: str = "torch", **options: object
+) -> Answers:
+    return engine(spans, kernels=kernels, **(options | {"speculative": "none"}))[0].run(requests)
 
 
 def assert_same(drafted: Answers, plain: Answers, exactly: bool = False) -> None:
@@ -154,6 +161,16 @@ def test_right_and_wrong_drafts_change_nothing(model: str, page: int) -> None:
     assert any(any(i.num_drafts for i in p.items) and any(not i.samples for i in p.items) for p in plans), (
         "no step has drafts and a chunk of a prompt"
     )
+
+
+@pytest.mark.parametrize("model", SPANS)
+def test_right_and_wrong_drafts_change_nothing_in_cpp(model: str) -> None:
+    if native.load()[0] is None:
+        pytest.skip(native.load()[1])
+    plain = plain_run(MIX, SPANS[model], kernels="native")
+    prophets = Prophets(plain)
+    assert_same(engine(SPANS[model], kernels="native")[0].run(MIX, prophets), plain)
+    prophets.assert_tried()
 
 
 SAMPLING: dict[str, dict[str, object]] = {
@@ -323,7 +340,7 @@ def test_a_row_without_numbers_fails_when_its_turn_comes() -> None:
     """Logits behind a right draft that aren't finite: the tokens before them are told, then the error."""
     plain = plain_run(MIX[:1])
     rig, _ = engine()
-    real, seen = rig.runner._decoder.logits, []
+    real, seen = rig.runner._logits, []
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
         out = real(hidden)
@@ -332,7 +349,7 @@ def test_a_row_without_numbers_fails_when_its_turn_comes() -> None:
             seen.append(len(out))
         return out
 
-    rig.runner._decoder.logits = logits  # type: ignore[method-assign]
+    rig.runner._logits = logits
     asked = [replace(MIX[0], sampling={"prompt_logprobs": None})]
     assert_same(rig.run(asked, Prophets(plain)), plain_run(asked))
     assert seen
