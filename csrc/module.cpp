@@ -84,6 +84,11 @@ void attention_call(const std::vector<int64_t>& a, float scale, float softcap, i
   c.scale = scale;
   c.softcap = softcap;
   c.type = type;
+  c.kv_type = static_cast<int>(a[26]);
+  c.k_scale = at<float>(a[27]);
+  c.v_scale = at<float>(a[28]);
+  c.k_pool_scale = at<float>(a[29]);
+  c.v_pool_scale = at<float>(a[30]);
   nb::gil_scoped_release release;
   attention(c, chosen);
 }

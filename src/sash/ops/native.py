@@ -108,6 +108,7 @@ def attention(
         *(planes.k.shape[1], k.shape[1], q.shape[1] // k.shape[1], q.shape[2], v.shape[2]),
         *(flat.segments.data_ptr(), flat.segments.shape[0], flat.positions.data_ptr(), flat.slots.data_ptr()),
         *(flat.firsts.data_ptr(), flat.lasts.data_ptr(), torch.get_num_threads()),
+        *(kind, 0, 0, 0, 0),
     ]
     _native.attention(address, scale, softcap, kind)
     return out, lse
