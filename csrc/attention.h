@@ -32,7 +32,7 @@ struct AttentionCall {
   const int64_t* firsts;  // [Nq] first and last visible position of each query, sinks apart
   const int64_t* lasts;
   float scale, softcap;
-  int threads, type, kv_type;  // type: of q and out; kv_type: of k, v and the pools, the same or int8
+  int threads, type, kv_type;  // type: of q and out; kv_type: of k, v and the pools, the same or narrower
   // What a row of whole numbers is to be multiplied with; null unless kv_type is int8.
   const float *k_scale, *v_scale;            // [N, H] in hand, contiguous
   const float *k_pool_scale, *v_pool_scale;  // [H, slots]

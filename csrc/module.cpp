@@ -11,6 +11,7 @@
 
 #include "attention.h"
 #include "isa.h"
+#include "quantise.h"
 
 namespace nb = nanobind;
 
@@ -93,6 +94,22 @@ void attention_call(const std::vector<int64_t>& a, float scale, float softcap, i
   attention(c, chosen);
 }
 
+void quantise_call(const std::vector<int64_t>& a) {
+  QuantiseCall c{};
+  c.from = at<void>(a[0]);
+  c.to = const_cast<int8_t*>(at<int8_t>(a[1]));
+  c.scale = const_cast<float*>(at<float>(a[2]));
+  c.rows = a[3];
+  c.heads = a[4];
+  c.n = a[5];
+  c.row_stride = a[6];
+  c.head_stride = a[7];
+  c.type = static_cast<int>(a[8]);
+  c.threads = static_cast<int>(a[9]);
+  nb::gil_scoped_release release;
+  quantise(c, chosen);
+}
+
 }  // namespace
 }  // namespace sash
 
@@ -100,4 +117,5 @@ NB_MODULE(_native, m) {
   m.def("isa", [] { return std::string(sash::name_of(sash::chosen)); });
   m.def("set_isa", [](const std::string& name) { sash::chosen = sash::isa_of(name); });
   m.def("attention", &sash::attention_call);
+  m.def("quantise", &sash::quantise_call);
 }

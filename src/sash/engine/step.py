@@ -99,22 +99,23 @@ class Step:
         group, index = self._place[layer]
         pool, spec = self._pools[group], self._spec.layers[layer]
         view = self._view(layer, group, q.device)
-        if k.dtype != pool.k.dtype:
-            k, v = k.to(pool.k.dtype), v.to(pool.v.dtype)
+        rows = pool.rows(k, v, self._ops.quantise)
         if view.early is not None:
-            pool.write(index, k, v, *view.early)
+            pool.write(index, rows, *view.early)
         out, _ = self._ops.attention(
             q,
-            k,
-            v,
+            rows.k,
+            rows.v,
             pool.layers[index],
             view.batch,
             scale=spec.scale,
             softcap=spec.softcap,
             sink_logits=sink_logits,
+            k_scale=rows.k_scale,
+            v_scale=rows.v_scale,
         )
         if view.late is not None:
-            pool.write(index, k, v, *view.late)
+            pool.write(index, rows, *view.late)
         return out
 
     def _view(self, layer: int, group: int, device: torch.device) -> GroupStep:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sash.kv.storage import Quantise, quantise
+
 
 def as_is(weight: torch.Tensor) -> torch.Tensor:
     """The weight, unpacked: what a table does whose ``linear`` has no layout of its own."""
@@ -28,6 +30,7 @@ class Ops:
     gated(gate_up [N, 2I], activation) -> [N, I]                      gate first, then up
     pack(weight [out, in]) -> the weight as this table's linear reads it fastest; may be opaque
     attention: see ``sash.ops.attention_reference.attention``
+    quantise: see ``sash.kv.storage.quantise``
     ``note`` says why this table, or on which instruction set.
     """
 
@@ -39,4 +42,5 @@ class Ops:
     gated: Callable[..., torch.Tensor]
     attention: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     pack: Callable[[torch.Tensor], torch.Tensor] = as_is
+    quantise: Quantise = quantise
     note: str = ""

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from sash.kv.storage import Planes
+from sash.ops.attention_reference import segment_rows
 from sash.ops.paged import PagedBatch, Segment
 
 _ROWS = 32
@@ -42,6 +43,8 @@ def attention(
     scale: float,
     softcap: float = 0.0,
     sink_logits: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``sash.ops.attention_reference.attention``; float32 throughout."""
     heads, folded = k.shape[1], q.shape[1] // k.shape[1]
@@ -51,7 +54,9 @@ def attention(
     for seg in batch.segments:
         if not seg.q_count:
             continue
-        blocks = _key_blocks(seg, k, v, planes)
+        keys = segment_rows(seg, k, k_scale, planes.k, planes.k_scale, torch.float32)
+        values = segment_rows(seg, v, v_scale, planes.v, planes.v_scale, torch.float32)
+        blocks = _key_blocks(seg, keys, values)
         for a in range(0, seg.q_count, _ROWS):
             count = min(_ROWS, seg.q_count - a)
             rows = slice(seg.q_row + a, seg.q_row + a + count)
@@ -67,18 +72,14 @@ def attention(
 _Block = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _key_blocks(seg: Segment, k: torch.Tensor, v: torch.Tensor, planes: Planes) -> list[_Block]:
-    """Positions [_KEYS], K [H, _KEYS, D] and V [H, _KEYS, Dv] of each block that holds a key; a place
-    without a key has position -1 and zeros."""
-    hand = slice(seg.kv_row, seg.kv_row + seg.kv_count)
-    slots = seg.past_slots.to(k.device)
-    keys = torch.cat([planes.k.index_select(1, slots), k[hand].transpose(0, 1)], 1).float()
-    values = torch.cat([planes.v.index_select(1, slots), v[hand].transpose(0, 1)], 1).float()
+def _key_blocks(seg: Segment, keys: torch.Tensor, values: torch.Tensor) -> list[_Block]:
+    """Positions [_KEYS], K [H, _KEYS, D] and V [H, _KEYS, Dv] of each block that holds one of the segment's
+    keys [H, L, D] and values [H, L, Dv]; a place without a key has position -1 and zeros."""
     positions = torch.cat([seg.past_positions, torch.arange(seg.kv_start, seg.kv_start + seg.kv_count)])
     numbers, blocks = positions // _KEYS, []
     for number in torch.unique(numbers).tolist():
         here = torch.nonzero(numbers == number).flatten()
-        offset, here = (positions[here] % _KEYS).to(k.device), here.to(k.device)
+        offset, here = (positions[here] % _KEYS).to(keys.device), here.to(keys.device)
         placed = torch.full((_KEYS,), -1, dtype=torch.int64)
         placed[offset.cpu()] = positions[here.cpu()]
         block_k = keys.new_zeros(keys.shape[0], _KEYS, keys.shape[2]).index_copy_(1, offset, keys[:, here])

@@ -8,12 +8,15 @@ from types import ModuleType
 
 import torch
 
+from sash.kv import storage
 from sash.kv.storage import Planes
 from sash.ops import attention_torch
 from sash.ops.paged import PagedBatch
 from sash.spec.errors import ConfigError
 
-_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+# Types of queries, each with those of the rows that the kernel reads for them.
+_ROWS = {torch.float32: (torch.float32, torch.bfloat16, torch.int8), torch.bfloat16: (torch.bfloat16, torch.int8)}
 ISAS = ("avx512", "avx2", "portable")
 
 
@@ -86,12 +89,25 @@ def attention(
     scale: float,
     softcap: float = 0.0,
     sink_logits: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``sash.ops.attention_reference.attention``. float32 and bfloat16 on the CPU run in the kernel,
     everything else in torch."""
-    kind = _TYPES.get(q.dtype)
-    if kind is None or q.device.type != "cpu" or planes.k.dtype is not q.dtype or planes.v.dtype is not q.dtype:
-        return attention_torch.attention(q, k, v, planes, batch, scale=scale, softcap=softcap, sink_logits=sink_logits)
+    stored = planes.k.dtype
+    if q.device.type != "cpu" or stored not in _ROWS.get(q.dtype, ()) or planes.v.dtype is not stored:
+        return attention_torch.attention(
+            q,
+            k,
+            v,
+            planes,
+            batch,
+            scale=scale,
+            softcap=softcap,
+            sink_logits=sink_logits,
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )
     import sash._native as _native
 
     out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype)
@@ -108,7 +124,20 @@ def attention(
         *(planes.k.shape[1], k.shape[1], q.shape[1] // k.shape[1], q.shape[2], v.shape[2]),
         *(flat.segments.data_ptr(), flat.segments.shape[0], flat.positions.data_ptr(), flat.slots.data_ptr()),
         *(flat.firsts.data_ptr(), flat.lasts.data_ptr(), torch.get_num_threads()),
-        *(kind, 0, 0, 0, 0),
+        _TYPES[stored],
+        *(0 if x is None else x.data_ptr() for x in (k_scale, v_scale, planes.k_scale, planes.v_scale)),
     ]
-    _native.attention(address, scale, softcap, kind)
+    _native.attention(address, scale, softcap, _TYPES[q.dtype])
     return out, lse
+
+
+def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``sash.kv.storage.quantise``; the same bits."""
+    if x.dtype not in _ROWS or x.device.type != "cpu" or x.stride(-1) != 1:
+        return storage.quantise(x)
+    import sash._native as _native
+
+    out, scale = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[:2])
+    address = [x.data_ptr(), out.data_ptr(), scale.data_ptr(), *x.shape, x.stride(0), x.stride(1)]
+    _native.quantise([*address, _TYPES[x.dtype], torch.get_num_threads()])
+    return out, scale

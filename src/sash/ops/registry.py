@@ -46,7 +46,7 @@ def _native(*, required: bool) -> Ops:
         raise ConfigError(f"SASH_KERNELS=native: {note}, or use SASH_KERNELS=torch")
     if module is None:
         return replace(_torch(), note=note)
-    return replace(_torch(), name="native", attention=native.attention, note=note)
+    return replace(_torch(), name="native", attention=native.attention, quantise=native.quantise, note=note)
 
 
 def _torch() -> Ops:
