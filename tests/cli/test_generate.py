@@ -115,6 +115,7 @@ def test_every_engine_option_arrives_and_nothing_else(run: Run, hello: ScriptedE
         "max_num_batched_tokens": ("64", 64), "page_size": ("0", 0), "chunked_prefill_size": ("32", 32),
         "max_total_tokens": ("1000", 1000), "kv_cache_memory_bytes": ("1.5MiB", 1572864),
         "swa_full_tokens_ratio": ("0.0", 0.0), "hybrid_kvcache_ratio": ("0.5", 0.5), "device": ("cpu", "cpu"),
+        "kv_cache_dtype": ("int8", "int8"), "swa_kv_cache_dtype": ("auto", "auto"),
         "seed": ("0", 0), "request_timeout_s": ("30", 30.0),
     }  # fmt: skip
     flags = {"disable_hybrid_swa_memory", "deterministic", "debug"}
