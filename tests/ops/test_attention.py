@@ -163,6 +163,21 @@ def test_int8_rows_mean_the_same_in_hand_and_in_the_pool(attention: object) -> N
         assert_close(other, first, torch.float32)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("attention", native_versions().values(), ids=native_versions())
+def test_what_a_call_leaves_in_memory_reaches_no_other(attention: object, dtype: torch.dtype) -> None:
+    """A call on NaN, in hand and in the pool, and then one of odd sizes that use the same memory in part."""
+    span = Span.full().bind(1)
+    parts = [Part(span, 40, 40, 75), Part(span, 80, 80, 81, hand=False)]
+    for stored in (None, torch.int8):
+        spoilt = make_call(parts, heads=1, folded=3, dim=64, dtype=dtype, stored=stored)
+        spoilt.q.fill_(math.nan)
+        spoilt.run(attention)  # type: ignore[arg-type]
+        for dim in (7, 33):
+            call = make_call([parts[0], parts[1]], heads=1, folded=3, dim=dim, dtype=dtype, stored=stored)
+            assert_close(call.run(attention), dense(call), dtype)  # type: ignore[arg-type]
+
+
 def test_threads_split_and_merge_a_single_query() -> None:
     """Keys of one query in parts, twice over: the second run finds the counts as the first did."""
     torch.set_num_threads(3)

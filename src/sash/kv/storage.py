@@ -51,7 +51,8 @@ def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     x = x.float()
     highest = x.abs().amax(-1).clamp_min(1e-30)
     finite = torch.isfinite(highest)
-    by = torch.where(finite, 127.0 / highest, 0.0)
+    # A number over a tensor would be rounded twice, as its inverse and as the product.
+    by = torch.where(finite, torch.full_like(highest, 127.0) / highest, 0.0)
     whole = (x.nan_to_num(0.0, 0.0, 0.0) * by.unsqueeze(-1)).round_().to(torch.int8)
     return whole, torch.where(finite, highest / 127.0, math.nan)
 
