@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sash.kv.storage import Planes, quantise
+from sash.kv.storage import KVRows, Planes, quantise
 from sash.ops import native
 from sash.ops.attention_reference import dense_attention
 from sash.ops.paged import PagedBatch, Segment
@@ -64,15 +64,12 @@ class Call:
         """Output and log-sum-exp of an op."""
         return attention(
             self.q,
-            self.k,
-            self.v,
+            KVRows(self.k, self.v, self.k_scale, self.v_scale),
             Planes(self.k_pool, self.v_pool, self.k_pool_scale, self.v_pool_scale),
             self.batch,
             scale=self.scale,
             softcap=self.softcap,
             sink_logits=self.sink_logits,
-            k_scale=self.k_scale,
-            v_scale=self.v_scale,
         )
 
 

@@ -104,15 +104,12 @@ class Step:
             pool.write(index, rows, *view.early)
         out, _ = self._ops.attention(
             q,
-            rows.k,
-            rows.v,
+            rows,
             pool.layers[index],
             view.batch,
             scale=spec.scale,
             softcap=spec.softcap,
             sink_logits=sink_logits,
-            k_scale=rows.k_scale,
-            v_scale=rows.v_scale,
         )
         if view.late is not None:
             pool.write(index, rows, *view.late)

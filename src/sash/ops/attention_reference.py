@@ -6,47 +6,41 @@ import math
 
 import torch
 
-from sash.kv.storage import Planes, restored
+from sash.kv.storage import KVRows, Planes, restored
 from sash.ops.paged import PagedBatch, Segment
 
 
 def attention(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    rows: KVRows,
     planes: Planes,
     batch: PagedBatch,
     *,
     scale: float,
     softcap: float = 0.0,
     sink_logits: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of every segment's queries over its visible keys.
 
     Args:
         q: [Nq, Hq, D].
-        k: [N, H, D] keys in hand, of the pool's dtype.
-        v: [N, H, Dv].
+        rows: keys and values in hand, of the pool's types.
         planes: what the layer stores.
         batch: who attends to what.
         scale: multiplies the products.
         softcap: c · tanh(x / c) after the scale and before the mask; 0: none.
         sink_logits: [Hq] unscaled logits whose probability mass is dropped (gpt-oss).
-        k_scale: [N, H] float32, contiguous, where k is int8.
-        v_scale: the same of v.
 
     Returns:
         [Nq, Hq, Dv] in q's dtype, and the log-sum-exp of the visible logits, sink logits apart,
         [Nq, Hq] float32.
     """
-    out = torch.zeros(q.shape[0], q.shape[1], v.shape[2])
+    out = torch.zeros(q.shape[0], q.shape[1], rows.v.shape[2])
     lse = torch.zeros(q.shape[0], q.shape[1])
-    groups = q.shape[1] // k.shape[1]
+    groups = q.shape[1] // rows.k.shape[1]
     for seg in batch.segments:
-        keys = segment_rows(seg, k, k_scale, planes.k, planes.k_scale, torch.float32)
-        values = segment_rows(seg, v, v_scale, planes.v, planes.v_scale, torch.float32)
+        keys = segment_rows(seg, rows.k, rows.k_scale, planes.k, planes.k_scale, torch.float32)
+        values = segment_rows(seg, rows.v, rows.v_scale, planes.v, planes.v_scale, torch.float32)
         positions = [*seg.past_positions.tolist(), *range(seg.kv_start, seg.kv_start + seg.kv_count)]
         for i in range(seg.q_count):
             seen = [j for j, p in enumerate(positions) if seg.bound.visible(seg.q_start + i, p)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sash.kv.storage import Planes, restored
+from sash.kv.storage import KVRows, Planes, restored
 from sash.ops.attention_reference import segment_rows
 from sash.ops.paged import PagedBatch, Segment
 
@@ -22,25 +22,23 @@ _RUN_KEYS = 1024
 
 def attention(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    rows: KVRows,
     planes: Planes,
     batch: PagedBatch,
     *,
     scale: float,
     softcap: float = 0.0,
     sink_logits: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``sash.ops.attention_reference.attention``."""
-    heads, folded = k.shape[1], q.shape[1] // k.shape[1]
+    heads = rows.k.shape[1]
+    folded = q.shape[1] // heads
     q = q.view(q.shape[0], heads, folded, q.shape[2])
     how = _How(scale, softcap)
     # A learned sink scales the result, which then rounds once, at the end.
     dtype = q.dtype if sink_logits is None else torch.float32
     result = _Result(
-        torch.empty(*q.shape[:3], v.shape[2], dtype=dtype, device=q.device),
+        torch.empty(*q.shape[:3], rows.v.shape[2], dtype=dtype, device=q.device),
         torch.empty(q.shape[:3], dtype=torch.float32, device=q.device),
     )
     for bucket in _buckets(batch, heads, planes.k.shape[1], q.dtype, q.device):
@@ -48,11 +46,11 @@ def attention(
         result.put(bucket.rows, *how.attend(q[bucket.rows], keys, values, bucket.mask))
     for seg in batch.segments:
         if seg.kv_count and seg.q_count:
-            keys = segment_rows(seg, k, k_scale, planes.k, planes.k_scale, q.dtype).unsqueeze(0)
-            values = segment_rows(seg, v, v_scale, planes.v, planes.v_scale, q.dtype).unsqueeze(0)
+            keys = segment_rows(seg, rows.k, rows.k_scale, planes.k, planes.k_scale, q.dtype).unsqueeze(0)
+            values = segment_rows(seg, rows.v, rows.v_scale, planes.v, planes.v_scale, q.dtype).unsqueeze(0)
             for block in _blocks(batch, seg, folded, q.dtype, q.device):
-                rows = slice(seg.q_row + block.first, seg.q_row + block.first + block.count)
-                result.put(rows, *_attend_block(q[rows], keys, values, block, how))
+                where = slice(seg.q_row + block.first, seg.q_row + block.first + block.count)
+                result.put(where, *_attend_block(q[where], keys, values, block, how))
     out, lse = result.out, result.lse
     if sink_logits is not None:
         out *= torch.sigmoid(lse - sink_logits.float().view(heads, folded)).unsqueeze(-1)

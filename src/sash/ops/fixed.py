@@ -12,7 +12,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from sash.kv.storage import Planes
+from sash.kv.storage import KVRows, Planes
 from sash.ops.attention_reference import segment_rows
 from sash.ops.paged import PagedBatch, Segment
 
@@ -35,34 +35,32 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def attention(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    rows: KVRows,
     planes: Planes,
     batch: PagedBatch,
     *,
     scale: float,
     softcap: float = 0.0,
     sink_logits: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``sash.ops.attention_reference.attention``; float32 throughout."""
-    heads, folded = k.shape[1], q.shape[1] // k.shape[1]
-    out = torch.zeros(q.shape[0], heads, folded, v.shape[2], device=q.device)
+    heads = rows.k.shape[1]
+    folded = q.shape[1] // heads
+    out = torch.zeros(q.shape[0], heads, folded, rows.v.shape[2], device=q.device)
     lse = torch.zeros(q.shape[0], heads, folded, device=q.device)
     folded_q = q.reshape(q.shape[0], heads, folded, q.shape[2]).float()
     for seg in batch.segments:
         if not seg.q_count:
             continue
-        keys = segment_rows(seg, k, k_scale, planes.k, planes.k_scale, torch.float32)
-        values = segment_rows(seg, v, v_scale, planes.v, planes.v_scale, torch.float32)
+        keys = segment_rows(seg, rows.k, rows.k_scale, planes.k, planes.k_scale, torch.float32)
+        values = segment_rows(seg, rows.v, rows.v_scale, planes.v, planes.v_scale, torch.float32)
         blocks = _key_blocks(seg, keys, values)
         for a in range(0, seg.q_count, _ROWS):
             count = min(_ROWS, seg.q_count - a)
-            rows = slice(seg.q_row + a, seg.q_row + a + count)
-            block_q = F.pad(folded_q[rows], (0, 0, 0, 0, 0, 0, 0, _ROWS - count))
+            where = slice(seg.q_row + a, seg.q_row + a + count)
+            block_q = F.pad(folded_q[where], (0, 0, 0, 0, 0, 0, 0, _ROWS - count))
             part, total = _rows(seg, a, count, block_q, blocks, scale, softcap)
-            out[rows], lse[rows] = part[:count], total[:count]
+            out[where], lse[where] = part[:count], total[:count]
     if sink_logits is not None:
         # torch.sigmoid rounds by an element's place in the tensor; exp, + and / don't.
         out /= 1 + torch.exp(sink_logits.float().view(heads, folded) - lse).unsqueeze(-1)

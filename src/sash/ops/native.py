@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 
 from sash.kv import storage
-from sash.kv.storage import Planes
+from sash.kv.storage import KVRows, Planes
 from sash.ops import attention_torch
 from sash.ops.paged import PagedBatch
 from sash.spec.errors import ConfigError
@@ -81,40 +81,27 @@ def _flat(batch: PagedBatch) -> _Flat:
 
 def attention(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    rows: KVRows,
     planes: Planes,
     batch: PagedBatch,
     *,
     scale: float,
     softcap: float = 0.0,
     sink_logits: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``sash.ops.attention_reference.attention``. float32 and bfloat16 on the CPU run in the kernel,
     everything else in torch."""
     stored = planes.k.dtype
     if q.device.type != "cpu" or stored not in _ROWS.get(q.dtype, ()) or planes.v.dtype is not stored:
-        return attention_torch.attention(
-            q,
-            k,
-            v,
-            planes,
-            batch,
-            scale=scale,
-            softcap=softcap,
-            sink_logits=sink_logits,
-            k_scale=k_scale,
-            v_scale=v_scale,
-        )
+        return attention_torch.attention(q, rows, planes, batch, scale=scale, softcap=softcap, sink_logits=sink_logits)
     import sash._native as _native
 
-    out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype)
+    out = torch.empty(q.shape[0], q.shape[1], rows.v.shape[2], dtype=q.dtype)
     lse = torch.empty(q.shape[0], q.shape[1])
     if not q.shape[0]:
         return out, lse
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, rows.k, rows.v))
+    scales = (rows.k_scale, rows.v_scale, planes.k_scale, planes.v_scale)
     flat = _flat(batch)
     sinks = None if sink_logits is None else sink_logits.float().contiguous()
     address = [
@@ -125,7 +112,7 @@ def attention(
         *(flat.segments.data_ptr(), flat.segments.shape[0], flat.positions.data_ptr(), flat.slots.data_ptr()),
         *(flat.firsts.data_ptr(), flat.lasts.data_ptr(), torch.get_num_threads()),
         _TYPES[stored],
-        *(0 if x is None else x.data_ptr() for x in (k_scale, v_scale, planes.k_scale, planes.v_scale)),
+        *(0 if x is None else x.data_ptr() for x in scales),
     ]
     _native.attention(address, scale, softcap, _TYPES[q.dtype])
     return out, lse
