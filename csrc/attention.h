@@ -13,7 +13,7 @@ struct Segment {
   int64_t q_row, q_start, q_count, kv_row, kv_start, kv_count, past, past_count, sinks;
 };
 
-// Strides count elements; the last dimension is contiguous. Types: 0 float32, 1 bfloat16.
+// Strides count elements; the last dimension is contiguous. Types: 0 float32, 1 bfloat16, 2 int8.
 struct AttentionCall {
   const void* q;         // [Nq, Hq, D]
   const void* k;         // [N, H, D] in hand
@@ -32,7 +32,10 @@ struct AttentionCall {
   const int64_t* firsts;  // [Nq] first and last visible position of each query, sinks apart
   const int64_t* lasts;
   float scale, softcap;
-  int threads, type;
+  int threads, type, kv_type;  // type: of q and out; kv_type: of k, v and the pools, the same or narrower
+  // What a row of whole numbers is to be multiplied with; null unless kv_type is int8.
+  const float *k_scale, *v_scale;            // [N, H] in hand, contiguous
+  const float *k_pool_scale, *v_pool_scale;  // [H, slots]
 };
 
 // A batch cut into pieces that any thread may run, in any order and at once. It depends on the segments,

@@ -14,6 +14,7 @@
 #include "isa.h"
 #include "step.h"
 #include "team.h"
+#include "quantise.h"
 
 namespace nb = nanobind;
 
@@ -87,6 +88,11 @@ void attention_call(const std::vector<int64_t>& a, float scale, float softcap, i
   c.scale = scale;
   c.softcap = softcap;
   c.type = type;
+  c.kv_type = static_cast<int>(a[26]);
+  c.k_scale = at<float>(a[27]);
+  c.v_scale = at<float>(a[28]);
+  c.k_pool_scale = at<float>(a[29]);
+  c.v_pool_scale = at<float>(a[30]);
   nb::gil_scoped_release release;
   attention(c, chosen);
 }
@@ -143,6 +149,7 @@ void bind_step(nb::module_& m) {
       .def_rw("scale", &Layer::scale)
       .def_rw("softcap", &Layer::softcap)
       .def_rw("activation", &Layer::activation)
+      .def_rw("kv_type", &Layer::kv_type)
       .def_rw("slots", &Layer::slots);
   address(layer, "attn_norm", &Layer::attn_norm);
   address(layer, "post_attn_norm", &Layer::post_attn_norm);
@@ -154,6 +161,8 @@ void bind_step(nb::module_& m) {
   address(layer, "sinks", &Layer::sinks);
   address(layer, "k_pool", &Layer::k_pool);
   address(layer, "v_pool", &Layer::v_pool);
+  address(layer, "k_pool_scale", &Layer::k_pool_scale);
+  address(layer, "v_pool_scale", &Layer::v_pool_scale);
 
   nb::class_<Step> step(m, "Step");
   step.def(nb::init<>())
@@ -178,7 +187,7 @@ void bind_step(nb::module_& m) {
       .def_rw("parallel", &Model::parallel)
       .def_rw("embed_scale", &Model::embed_scale)
       .def_rw("head", &Model::head)
-      .def_rw("kv_type", &Model::kv_type)
+      .def_rw("type", &Model::type)
       .def("rope", [](Model& self, int64_t inv_freq, int64_t half, float factor) {
         self.ropes.push_back({at<float>(inv_freq), half, factor});
       })
@@ -204,6 +213,20 @@ void bind_step(nb::module_& m) {
     argmax(at<float>(x), stride, rows, n, out.first.data(), out.second.data(), threads, chosen);
     return out;
   });
+void quantise_call(const std::vector<int64_t>& a) {
+  QuantiseCall c{};
+  c.from = at<void>(a[0]);
+  c.to = const_cast<int8_t*>(at<int8_t>(a[1]));
+  c.scale = const_cast<float*>(at<float>(a[2]));
+  c.rows = a[3];
+  c.heads = a[4];
+  c.n = a[5];
+  c.row_stride = a[6];
+  c.head_stride = a[7];
+  c.type = static_cast<int>(a[8]);
+  c.threads = static_cast<int>(a[9]);
+  nb::gil_scoped_release release;
+  quantise(c, chosen);
 }
 
 }  // namespace
@@ -214,4 +237,5 @@ NB_MODULE(_native, m) {
   m.def("set_isa", [](const std::string& name) { sash::chosen = sash::isa_of(name); });
   m.def("attention", &sash::attention_call);
   sash::bind_step(m);
+  m.def("quantise", &sash::quantise_call);
 }

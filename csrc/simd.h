@@ -19,6 +19,7 @@ constexpr int VL = SASH_VL;  // floats in a vector
 
 typedef float vf __attribute__((vector_size(SASH_VL * 4), aligned(4), may_alias));
 typedef int32_t vi __attribute__((vector_size(SASH_VL * 4), aligned(4), may_alias));
+typedef int8_t vb __attribute__((vector_size(SASH_VL), aligned(1), may_alias));
 typedef uint16_t vh __attribute__((vector_size(SASH_VL * 2), aligned(2), may_alias));
 
 using bf16 = uint16_t;
@@ -31,6 +32,10 @@ static inline vf load(const bf16* p) {
   return reinterpret_cast<vf&>(wide);
 }
 
+static inline vf load(const int8_t* p) {
+  return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const vb*>(p), vi), vf);
+}
+
 static inline float to_float(bf16 x) {
   uint32_t bits = static_cast<uint32_t>(x) << 16;
   float out;
@@ -38,6 +43,7 @@ static inline float to_float(bf16 x) {
   return out;
 }
 static inline float to_float(float x) { return x; }
+static inline float to_float(int8_t x) { return x; }
 
 // Round to nearest even; NaN stays NaN.
 static inline bf16 to_bf16(float x) {
@@ -51,15 +57,20 @@ static inline void store_as(bf16* p, float x) { *p = to_bf16(x); }
 
 static inline vf vmax(vf a, vf b) { return a > b ? a : b; }
 
+// By halves: the order of a sum is the same on every machine of an instruction set.
 static inline float sum(vf x) {
-  float out = 0;
-  for (int i = 0; i < VL; i++) out += x[i];
-  return out;
+  float part[VL];
+  store(part, x);
+  for (int half = VL / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) part[i] += part[i + half];
+  return part[0];
 }
 static inline float top(vf x) {
-  float out = x[0];
-  for (int i = 1; i < VL; i++) out = x[i] > out ? x[i] : out;
-  return out;
+  float part[VL];
+  store(part, x);
+  for (int half = VL / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) part[i] = part[i + half] > part[i] ? part[i + half] : part[i];
+  return part[0];
 }
 
 // 2^x for x <= 0 (any x below 127): a polynomial of degree 5 on [-1/2, 1/2], error under 2 ulp; 0 far below -126.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 
+#include "quantise.h"
 #include "team.h"
 
 namespace sash {
@@ -55,7 +56,7 @@ int64_t panels_of_piece(const Linear& l, int threads) {
 class Run {
  public:
   Run(Model& model, const Step& step, Isa isa)
-      : m_(model), s_(step), k_(kernels(isa)), attend_(attention_piece(isa)), rows_(step.rows) {
+      : m_(model), s_(step), k_(kernels(isa)), attend_(attention_piece(isa)), quantise_(quantise_row(isa)), rows_(step.rows) {
     for (std::size_t i = 0; i < m_.layers.size(); i++) plan_of_.push_back(plan(i));
     origin_.resize(rows_);
     for (int64_t r = 0; r < rows_; r++) origin_[r] = r;
@@ -140,7 +141,8 @@ class Run {
   void norm(const float* x, const float* weight, int64_t n, float* out) const {
     (m_.layer_norm ? k_.layer_norm : k_.rms_norm)(x, weight, m_.eps, n, out);
   }
-  int64_t item() const { return m_.kv_type == 0 ? 4 : 2; }
+  int64_t item() const { return m_.type == 0 ? 4 : 2; }
+  static int64_t kv_item(const Layer& l) { return l.kv_type == 0 ? 4 : l.kv_type == 1 ? 2 : 1; }
   void prepare(const Linear& l, float* x, int64_t block, int64_t r) const { k_.prepare(l, x, act(l, block, r), scale(r)); }
 
   // ---- work on rows
@@ -186,15 +188,27 @@ class Run {
       const int64_t half = m_.ropes[l.rope].half;
       k_.rope(x, cos, cos + half, half, l.interleaved);
     }
-    if (q_row >= 0) k_.pack(q, q_size, m_.kv_type, m_.q_.as<char>() + q_row * q_size * item());
-    k_.pack(k, k_size, m_.kv_type, m_.k_.as<char>() + r * k_size * item());
-    k_.pack(v, v_size, m_.kv_type, m_.v_.as<char>() + r * v_size * item());
+    if (q_row >= 0) k_.pack(q, q_size, m_.type, m_.q_.as<char>() + q_row * q_size * item());
+    hold(l, k, l.dim, r, m_.k_, m_.k_scale_);
+    hold(l, v, l.v_dim, r, m_.v_, m_.v_scale_);
+  }
+
+  // Keys or values x [kv_heads][n] of row r as the pool stores rows.
+  void hold(const Layer& l, const float* x, int64_t n, int64_t r, const Buffer& rows, const Buffer& scales) const {
+    char* to = rows.as<char>() + r * l.kv_heads * n * kv_item(l);
+    if (l.kv_type < 2) return k_.pack(x, l.kv_heads * n, l.kv_type, to);
+    // Rounded as queries are first: what int8 is made of doesn't depend on who makes it.
+    char* rounded = reinterpret_cast<char*>(scratch(l.kv_heads * n));
+    k_.pack(x, l.kv_heads * n, m_.type, rounded);
+    for (int64_t h = 0; h < l.kv_heads; h++)
+      scales.as<float>()[r * l.kv_heads + h] =
+          quantise_(rounded + h * n * item(), m_.type, n, reinterpret_cast<int8_t*>(to) + h * n);
   }
 
   void open(int i, int64_t block, int64_t r) {
     const Layer& l = m_.layers[i];
     float* x = scratch(l.o.in);
-    k_.unpack(m_.mixed_.as<char>() + r * l.o.in * item(), l.o.in, m_.kv_type, x);
+    k_.unpack(m_.mixed_.as<char>() + r * l.o.in * item(), l.o.in, m_.type, x);
     prepare(l.o, x, block, r);
   }
 
@@ -238,7 +252,12 @@ class Run {
     c.slots = l.slots, c.heads = l.kv_heads, c.folded = l.heads / l.kv_heads, c.dim = l.dim, c.v_dim = l.v_dim;
     c.segments = v.segments, c.num_segments = v.num_segments;
     c.past_positions = v.past_positions, c.past_slots = v.past_slots, c.firsts = v.firsts, c.lasts = v.lasts;
-    c.scale = l.scale, c.softcap = l.softcap, c.threads = s_.threads, c.type = m_.kv_type;
+    c.scale = l.scale, c.softcap = l.softcap, c.threads = s_.threads, c.type = m_.type;
+    c.kv_type = l.kv_type;
+    if (l.kv_type == 2) {
+      c.k_scale = m_.k_scale_.as<float>(), c.v_scale = m_.v_scale_.as<float>();
+      c.k_pool_scale = l.k_pool_scale, c.v_pool_scale = l.v_pool_scale;
+    }
     return c;
   }
 
@@ -248,7 +267,7 @@ class Run {
     for (std::size_t j = 0; j < i; j++) {
       const Layer& o = m_.layers[j];
       if (s_.view_of[j] == s_.view_of[i] && o.heads == l.heads && o.kv_heads == l.kv_heads && o.dim == l.dim &&
-          o.v_dim == l.v_dim)
+          o.v_dim == l.v_dim && o.kv_type == l.kv_type)
         return plan_of_[j];
     }
     plans_.push_back(std::make_unique<AttentionPlan>(call(static_cast<int>(i))));
@@ -272,11 +291,14 @@ class Run {
   void store(int i, int64_t r, int64_t slot) const {
     const Layer& l = m_.layers[i];
     for (int64_t h = 0; h < l.kv_heads; h++) {
-      const int64_t k = l.dim * item(), v = l.v_dim * item();
+      const int64_t k = l.dim * kv_item(l), v = l.v_dim * kv_item(l);
       std::memcpy(static_cast<char*>(l.k_pool) + (h * l.slots + slot) * k,
                   m_.k_.as<char>() + (r * l.kv_heads + h) * k, k);
       std::memcpy(static_cast<char*>(l.v_pool) + (h * l.slots + slot) * v,
                   m_.v_.as<char>() + (r * l.kv_heads + h) * v, v);
+      if (l.kv_type < 2) continue;
+      l.k_pool_scale[h * l.slots + slot] = m_.k_scale_.as<float>()[r * l.kv_heads + h];
+      l.v_pool_scale[h * l.slots + slot] = m_.v_scale_.as<float>()[r * l.kv_heads + h];
     }
   }
 
@@ -305,6 +327,7 @@ class Run {
   const Step& s_;
   const Kernels& k_;
   const AttentionPiece attend_;
+  const QuantiseRow quantise_;
   Team* team_ = nullptr;
   int64_t rows_;                  // that are still wanted
   std::vector<int64_t> origin_;   // each one's row of the step
@@ -314,7 +337,7 @@ class Run {
 };
 
 void Model::reserve(int64_t rows) {
-  int64_t q = 0, k = 0, v = 0, mixed = 0;
+  int64_t q = 0, k = 0, v = 0, mixed = 0, heads = 0;
   act_bytes_ = width_ = 0;
   for (const Layer& l : layers) {
     for (const Linear* linear : {&l.qkv, &l.o, &l.gate_up, &l.down}) {
@@ -322,7 +345,7 @@ void Model::reserve(int64_t rows) {
       width_ = std::max(width_, linear->width());
     }
     q = std::max(q, l.heads * l.dim), k = std::max(k, l.kv_heads * l.dim), v = std::max(v, l.kv_heads * l.v_dim);
-    mixed = std::max(mixed, l.heads * l.v_dim);
+    mixed = std::max(mixed, l.heads * l.v_dim), heads = std::max(heads, l.kv_heads);
   }
   turns_ = 0;
   for (const Rope& rope : ropes) turns_ += 2 * rope.half;
@@ -334,6 +357,8 @@ void Model::reserve(int64_t rows) {
   q_.reserve(rows * q * 4);
   k_.reserve(rows * k * 4);
   v_.reserve(rows * v * 4);
+  k_scale_.reserve(rows * heads * 4);
+  v_scale_.reserve(rows * heads * 4);
   mixed_.reserve(rows * mixed * 4);
 }
 

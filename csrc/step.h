@@ -22,7 +22,9 @@ struct Layer {
   bool interleaved = false;
   float scale = 1, softcap = 0;
   int activation = 0;
-  void *k_pool = nullptr, *v_pool = nullptr;  // [kv_heads][slots][dim or v_dim]
+  int kv_type = 0;  // of the pool's rows: 0 float32, 1 bfloat16, 2 int8
+  void *k_pool = nullptr, *v_pool = nullptr;                // [kv_heads][slots][dim or v_dim]
+  float *k_pool_scale = nullptr, *v_pool_scale = nullptr;   // [kv_heads][slots] with int8, or null
   int64_t slots = 0;
 };
 
@@ -86,7 +88,7 @@ class Model {
   bool parallel = false;    // attention and MLP side by side
   float embed_scale = 1;
   Linear head;              // where it is tied to the embeddings
-  int kv_type = 0;          // of the pools, of queries and of what attention gives: 0 float32, 1 bfloat16
+  int type = 0;             // of queries and of what attention gives: 0 float32, 1 bfloat16
   const float* final_norm = nullptr;
   std::vector<Rope> ropes;
   std::vector<Layer> layers;
@@ -96,7 +98,7 @@ class Model {
  private:
   friend class Run;
   void reserve(int64_t rows);
-  Buffer acts_, scales_, wide_, normed_, q_, k_, v_, mixed_, angles_;
+  Buffer acts_, scales_, wide_, normed_, q_, k_, v_, k_scale_, v_scale_, mixed_, angles_;
   int64_t act_bytes_ = 0, width_ = 0, turns_ = 0;  // of a row
 };
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import torch
 
+from sash.kv.storage import quantise, restored
 from sash.models.decoder import Attend
 from sash.ops import reference, torch_ops
 from sash.ops.base import Ops, as_is
@@ -33,15 +34,29 @@ OPS = {
 }
 
 
+def rounded(x: torch.Tensor, stored: str) -> torch.Tensor:
+    """Rows [N, H, D] through the type that a pool stores them as, in float32."""
+    if stored == "int8":
+        return restored(*quantise(x), torch.float32)
+    return x.to(getattr(torch, stored)).float()
+
+
 def dense_attend(
-    spec: ModelSpec, queries: Sequence[Sequence[int]], keys: Sequence[Sequence[int]], prompt_tokens: int = 0
+    spec: ModelSpec,
+    queries: Sequence[Sequence[int]],
+    keys: Sequence[Sequence[int]],
+    prompt_tokens: int = 0,
+    stored: Sequence[str] | None = None,
 ) -> Attend:
-    """Attention of one request; ``queries`` and ``keys`` are the positions of the rows at each layer."""
+    """Attention of one request; ``queries`` and ``keys`` are the positions of the rows at each layer, ``stored``
+    what each layer stores K and V as (None: as they come)."""
 
     def attend(
         layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
         own = spec.layers[layer]
+        if stored is not None:
+            k, v = rounded(k, stored[layer]), rounded(v, stored[layer])
         groups = own.num_heads // own.num_kv_heads
         seen = _mask(own.span.bind(prompt_tokens), tuple(queries[layer]), tuple(keys[layer]))
         out = torch.empty(q.shape[0], own.num_heads, own.v_head_dim)
@@ -65,7 +80,7 @@ def _mask(bound: BoundSpan, queries: tuple[int, ...], keys: tuple[int, ...]) -> 
     return torch.tensor([[bound.visible(q, k) for k in keys] for q in queries])
 
 
-def attend_all(spec: ModelSpec, count: int, prompt_tokens: int = 0) -> Attend:
+def attend_all(spec: ModelSpec, count: int, prompt_tokens: int = 0, stored: Sequence[str] | None = None) -> Attend:
     """Attention of one request whose ``count`` rows, from position 0, are all in hand."""
     rows = [range(count)] * len(spec.layers)
-    return dense_attend(spec, rows, rows, prompt_tokens)
+    return dense_attend(spec, rows, rows, prompt_tokens, stored)

@@ -38,8 +38,11 @@ class Layer:
     q_norm: int
     k_norm: int
     sinks: int
+    kv_type: int
     k_pool: int
     v_pool: int
+    k_pool_scale: int
+    v_pool_scale: int
 
 class Step:
     rows: int
@@ -58,7 +61,7 @@ class Model:
     parallel: bool
     embed_scale: float
     head: Linear
-    kv_type: int
+    type: int
     final_norm: int
     def rope(self, inv_freq: int, half: int, factor: float) -> None: ...
     def add(self, layer: Layer) -> None: ...
@@ -68,3 +71,4 @@ def linear(weight: Linear, x: int, x_stride: int, rows: int, out: int, stride: i
 def pack_int8(weight: Linear, rows: int, type: int, threads: int) -> None: ...
 def unpack_row(weight: Linear, row: int, to: int) -> None: ...
 def argmax(x: int, stride: int, rows: int, n: int, threads: int) -> tuple[list[int], list[float]]: ...
+def quantise(addresses: list[int]) -> None: ...

@@ -152,7 +152,7 @@ def test_a_window_bounds_what_decode_reads_and_prefill_multiplies() -> None:
     # Hidden 16, 4 heads over 2 of size 8, MLP 24: q and o 512 each, k and v 256 each, the MLP 1152.
     assert ceiling.weight_elements(spec) == (2 * 2688, 61 * 16)
     # 6352 weights of two bytes; of K and V the window sees 4 rows and the full layer 10, each of 32 numbers.
-    assert ceiling.decode_bytes(spec, 9, 2) == 12_704 + 896
+    assert ceiling.decode_bytes(spec, 9, "bfloat16") == 12_704 + 896
     # 9 rows of 5376 weights; 30 pairs in the window and 45 in the full layer, 64 products each; one row of the head.
     assert ceiling.prefill_flop(spec, 9) == 2 * (48_384 + 4_800 + 976)
 

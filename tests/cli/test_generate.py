@@ -117,6 +117,7 @@ def test_every_engine_option_arrives_and_nothing_else(run: Run, hello: ScriptedE
         "swa_full_tokens_ratio": ("0.0", 0.0), "hybrid_kvcache_ratio": ("0.5", 0.5), "device": ("cpu", "cpu"),
         "seed": ("0", 0), "request_timeout_s": ("30", 30.0), "speculative": ("ngram", "ngram"),
         "num_speculative_tokens": ("4", 4), "prompt_lookup_max": ("3", 3), "prompt_lookup_min": ("1", 1),
+        "kv_cache_dtype": ("int8", "int8"), "swa_kv_cache_dtype": ("auto", "auto"),
     }  # fmt: skip
     flags = {"disable_hybrid_swa_memory", "deterministic", "debug"}
     arguments = [word for name, (text, _) in given.items() for word in ("--" + name.replace("_", "-"), text)]

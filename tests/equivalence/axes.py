@@ -32,6 +32,7 @@ AXES: dict[str, tuple[str, ...]] = {
     ),
     "memory": ("nan", "ff", "large"),
     "drafts": ("none", "3", "11"),
+    "stored": ("same", "int8", "int8 windows", "int8 full", "bf16"),
 }  # fmt: skip
 BASE: Row = {name: values[0] for name, values in AXES.items()}
 
@@ -40,10 +41,11 @@ def active(row: Row) -> Row:
     """The axes that matter in a row; the others are meaningless beside its values."""
     out = dict(row)
     if row["layers"] == "all full":
-        drop = ["window", "kind", "ratio"]
+        drop = ["window", "kind", "ratio", *["stored"] * (row["stored"] == "int8 windows")]
         # Lengths still count in W, but nothing slides.
     elif row["layers"] == "all window":
         drop = [] if row["pool"] in ("roomy", "minimum") else ["pool"]
+        drop += ["stored"] * (row["stored"] == "int8 full")
     else:
         drop = []
     if row["layers"] == "all full" and row["pool"] == "window short":
@@ -175,7 +177,16 @@ def requests(row: Row, size: Sizes, seed: int) -> list[Request]:
 def options(row: Row, size: Sizes, longest: int) -> EngineConfig:
     """The engine's options."""
     ratio = {"0": 0.0, "0.5": 0.5, "1": 1.0}.get(row["ratio"])
+    full, window = {
+        "same": ("auto", None),
+        "int8": ("int8", None),
+        "int8 windows": ("auto", "int8"),
+        "int8 full": ("int8", "auto"),
+        "bf16": ("bfloat16", None),
+    }[row["stored"]]
     return EngineConfig(
+        kv_cache_dtype=full,
+        swa_kv_cache_dtype=window,
         max_model_len=longest,
         max_num_seqs={"identical": 3, "long head": 2}.get(row["batch"], 8),
         max_num_batched_tokens=max(size.budget, 8),

@@ -145,11 +145,11 @@ class PoisonedRunner:
         for group, pool in enumerate(self._inner.pools):
             keep = torch.zeros(pool.k.shape[2], dtype=torch.bool)
             keep[surviving_slots(self._core, plan, group)] = True
-            for plane in (pool.k, pool.v):
+            for plane in pool.planes:
                 if self._fill is None:
-                    plane.view(torch.uint8)[:, :, ~keep] = 0xFF
+                    plane.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[plane.itemsize])[:, :, ~keep] = -1
                 else:
-                    plane[:, :, ~keep] = self._fill
+                    plane[:, :, ~keep] = self._fill if plane.is_floating_point() else 127
 
 
 def surviving_slots(core: EngineCore, plan: StepPlan, group: int) -> list[int]:
@@ -188,6 +188,12 @@ class Rig:
         while not isinstance(inner, Runner):
             inner = inner._inner  # type: ignore[attr-defined]
         return inner
+
+    def stored(self) -> list[str]:
+        """What each layer stores its K and V as."""
+        groups = zip(self.config.groups, self.config.demand.dtypes, strict=True)
+        of = {layer: dtype for group, dtype in groups for layer in group.layers}
+        return [of[layer] for layer in range(len(self.spec.layers))]
 
     def wrap(self, wrapper: Callable[[StepRunner], StepRunner]) -> None:
         """Put a runner around the present one."""
@@ -228,20 +234,25 @@ class Rig:
     def dense(self, tokens: Sequence[int], prompt_tokens: int) -> torch.Tensor:
         """Scores [T, V] of a text in one cold dense run."""
         ids = torch.tensor(tokens)
-        attend = attend_all(self.spec, len(ids), prompt_tokens)
+        attend = attend_all(self.spec, len(ids), prompt_tokens, self.stored())
         return self.oracle.logits(self.oracle.forward(ids, torch.arange(len(ids)), attend))
 
-    def assert_exact(self, answers: Answers, finish: str = "length", scale: float = 1e-4) -> None:
+    def assert_exact(self, answers: Answers, finish: str = "length", scale: float | None = None) -> None:
         """Every score of every answer agrees with the oracle, and greedy tokens do (invariant 1)."""
         for name, answer in answers.items():
             if finish:
                 assert answer.finish_reason == finish, f"{name}: {answer.finish_reason} {answer.error}"
             self.assert_answer(name, answer, scale)
 
-    def assert_answer(self, name: str, answer: Answer, scale: float = 1e-4) -> None:
+    def assert_answer(self, name: str, answer: Answer, scale: float | None = None) -> None:
         """One answer, finished or not, against the oracle."""
         text = [*answer.prompt, *answer.tokens]
         logits = self.dense(text, len(answer.prompt))
+        # A row on the edge between two stored values may fall to either side, and the oracle's own fell to one:
+        # such rows are few, so that scores agree on the whole.
+        exact = set(self.config.demand.dtypes) == {self.config.dtype}
+        if scale is None:
+            scale = 1e-4 if exact else 2e-2
         tolerance = scale * max(1.0, logits.abs().max().item())
         wanted = logits.log_softmax(-1)
         scored: list[tuple[int, TokenLogprobs]] = []
@@ -257,11 +268,14 @@ class Rig:
         got = torch.full((len(scored), VOCAB), float("nan"))
         ids = torch.tensor([s.top_ids for _, s in scored])
         got.scatter_(1, ids, torch.tensor([s.top_logprobs for _, s in scored]))
-        worst, where = (got - wanted[rows]).abs().nan_to_num(float("inf")).max(-1).values.max(0)
+        errors = (got - wanted[rows]).abs().nan_to_num(float("inf")).max(-1).values
+        worst, where = errors.max(0)
         position = int(rows[where])
         assert worst <= tolerance, (
             f"{name}: scores after position {position} are {worst:.1e} off (limit {tolerance:.1e})"
         )
+        mean = float(errors.mean())
+        assert exact or mean <= tolerance / 10, f"{name}: scores are {mean:.1e} off on the whole"
         for row, score in scored:
             assert score.token_id == text[row + 1], f"{name}: the score after position {row} is another token's"
         self._assert_greedy(name, answer, wanted, tolerance)

@@ -109,7 +109,7 @@ def test_window_bytes_of_a_request_are_flat_in_its_length() -> None:
         while "a" not in core.ledger or core.scheduler.running[0].computed < length:
             core.step()
         group = core.ledger.groups[0]
-        held[length] = core.ledger.request_pages("a")["window"] * page_bytes(group, 16, 4)
+        held[length] = core.ledger.request_pages("a")["window"] * page_bytes(group, 16, "float32")
         assert core.ledger.request_pages("a")["full"] == ceil_div(length, 16)
         core.step()
     assert len(set(held.values())) == 1, held
@@ -118,7 +118,7 @@ def test_window_bytes_of_a_request_are_flat_in_its_length() -> None:
 def test_fifty_thousand_decode_steps_leave_the_books_as_they_were() -> None:
     """A window model with plan, settle and nothing else: no object, no column and no page more after 50 000 steps."""
     groups = group_layers(tiny_spec([Span.sliding(35), Span.sliding(64, sinks=3), Span.chunked(48)]))
-    demand = Demand(groups, itemsize=4, page_size=16, max_model_len=60_000, max_num_seqs=2)
+    demand = Demand(groups, dtypes=("float32",) * len(groups), page_size=16, max_model_len=60_000, max_num_seqs=2)
     ledger = Ledger(demand, tuple(2 * n for n in demand.request_pages()))
     scheduler = Scheduler(ledger, max_num_seqs=2, max_batched_tokens=64, chunk=64)
     for i in range(2):

@@ -17,6 +17,7 @@ from tests.equivalence.harness import Request, Rig, build, random_tokens, tiny_s
 from sash.engine.runner import StepResult
 from sash.engine.sequence import Sequence as Answering
 from sash.kv.ledger.table import EMPTY, TableStep
+from sash.kv.storage import KVRows
 from sash.scheduler.plan import StepItem, StepPlan
 from sash.spec.config import EngineConfig
 from sash.spec.span import Span
@@ -69,9 +70,9 @@ class Healer:
         )
         ops = runner._ops
 
-        def attention(q: torch.Tensor, k: torch.Tensor, *args: object, **how: object) -> object:
-            self.rows.append(k.shape[0])
-            return ops.attention(q, k, *args, **how)
+        def attention(q: torch.Tensor, rows: KVRows, *args: object, **how: object) -> object:
+            self.rows.append(rows.k.shape[0])
+            return ops.attention(q, rows, *args, **how)
 
         runner._ops = replace(ops, attention=attention)
         runner.run(StepPlan((healing,)), sequences)

@@ -40,6 +40,9 @@ GOOD: list[dict[str, object]] = [
     {"hybrid_kvcache_ratio": 0.37},
     {"hybrid_kvcache_ratio": 1.0},
     {"deterministic": True},
+    {"kv_cache_dtype": "int8"},
+    {"kv_cache_dtype": "bfloat16", "swa_kv_cache_dtype": "int8"},
+    {"swa_kv_cache_dtype": "bfloat16", "deterministic": True},
     {"seed": 12},
     {"request_timeout_s": 1000.0},
 ]
@@ -53,6 +56,8 @@ BAD: list[dict[str, object]] = [
     {"hybrid_kvcache_ratio": 2.0},
     {"chunked_prefill_size": 0},
     {"dtype": "int4"},
+    {"kv_cache_dtype": "int4"},
+    {"swa_kv_cache_dtype": "fp8"},
 ]
 
 

@@ -14,7 +14,7 @@ import torch
 from tests.equivalence import harness
 from tests.equivalence.harness import VOCAB, Request, Rig, tiny_spec
 
-from sash.kv.storage import Planes
+from sash.kv.storage import KVRows, Planes
 from sash.ops.paged import PagedBatch
 from sash.spec.config import EngineConfig
 from sash.spec.model import ModelSpec
@@ -54,13 +54,12 @@ def watch(rig: Rig, seen: Seen) -> None:
 
     def attention(
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        rows: KVRows,
         planes: Planes,
         batch: PagedBatch,
         **how: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        out, lse = ops.attention(q, k, v, planes, batch, **how)
+        out, lse = ops.attention(q, rows, planes, batch, **how)
         layer = calls[0] % len(rig.spec.layers)
         calls[0] += 1
         for seg in batch.segments:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from sash.kv.storage import Planes
+from sash.kv.storage import KVRows, Planes, quantise
 from sash.ops import native
 from sash.ops.attention_reference import dense_attention
 from sash.ops.paged import PagedBatch, Segment
@@ -54,14 +54,18 @@ class Call:
     scale: float
     softcap: float = 0.0
     sink_logits: torch.Tensor | None = None
+    # Of rows in hand [N, H] and in the pool [H, slots], where those are int8.
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+    k_pool_scale: torch.Tensor | None = None
+    v_pool_scale: torch.Tensor | None = None
 
     def run(self, attention: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Output and log-sum-exp of an op."""
         return attention(
             self.q,
-            self.k,
-            self.v,
-            Planes(self.k_pool, self.v_pool),
+            KVRows(self.k, self.v, self.k_scale, self.v_scale),
+            Planes(self.k_pool, self.v_pool, self.k_pool_scale, self.v_pool_scale),
             self.batch,
             scale=self.scale,
             softcap=self.softcap,
@@ -88,7 +92,7 @@ def _page_order(parts: Sequence[Part], counts: Sequence[int]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Shape:
-    """KV heads, query heads per KV head, head sizes, type and page of a call."""
+    """KV heads, query heads per KV head, head sizes, type, page, and the type of K and V (None: the same) of a call."""
 
     heads: int = 2
     folded: int = 2
@@ -96,6 +100,27 @@ class Shape:
     v_dim: int | None = None
     dtype: torch.dtype = torch.float32
     page: int = 4
+    stored: torch.dtype | None = None
+
+
+def _store(want: Shape, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Rows [n, heads, dim] as they are stored, and their scales [n, heads]."""
+    if want.stored == torch.int8:
+        return quantise(rows.to(want.dtype))
+    return rows.to(want.dtype).to(want.stored or want.dtype), None
+
+
+def _pool(want: Shape, slots: int, dim: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A plane and its scales, in which everything is poison."""
+    if want.stored == torch.int8:
+        poison = torch.full((want.heads, slots, dim), -1, dtype=torch.int8)
+        return poison, torch.full((want.heads, slots), math.nan)
+    return torch.full((want.heads, slots, dim), math.nan, dtype=want.stored or want.dtype), None
+
+
+def _put(plane: torch.Tensor | None, slots: torch.Tensor, rows: torch.Tensor | None) -> None:
+    if plane is not None and rows is not None:
+        plane[:, slots] = rows.transpose(0, 1)
 
 
 def make_call(
@@ -114,37 +139,45 @@ def make_call(
     counts = [-(-part.end // page) + 2 for part in parts]
     pages = sum(counts)
     order = _page_order(parts, counts)
-    k_pool = torch.full((heads, pages * page, dim), math.nan, dtype=dtype)
-    v_pool = torch.full((heads, pages * page, v_dim), math.nan, dtype=dtype)
-    qs, ks, vs, segments = [], [], [], []
+    (k_pool, k_pool_scale), (v_pool, v_pool_scale) = (_pool(want, pages * page, n) for n in (dim, v_dim))
+    qs, segments = [], []
+    hands: list[list[torch.Tensor]] = [[], [], [], []]
     q_row = kv_row = taken = 0
     for name, part in zip(names, parts, strict=True):
         past, hand = part.past(), torch.arange(part.kv_start, part.end if part.hand else part.kv_start)
         queries = torch.arange(part.q_start, part.end)
         slots = order[taken + past // page] * page + past % page
         taken += counts[len(segments)]
-        keys = rows(name, torch.cat([past, hand]), heads, dim, 1).to(dtype)
-        values = rows(name, torch.cat([past, hand]), heads, v_dim, 2).to(dtype)
-        k_pool[:, slots] = keys[: len(past)].transpose(0, 1)
-        v_pool[:, slots] = values[: len(past)].transpose(0, 1)
-        ks.append(keys[len(past) :])
-        vs.append(values[len(past) :])
+        every = torch.cat([past, hand])
+        keys, k_scale = _store(want, rows(name, every, heads, dim, 1))
+        values, v_scale = _store(want, rows(name, every, heads, v_dim, 2))
+        parts_of = zip((k_pool, v_pool, k_pool_scale, v_pool_scale), (keys, values, k_scale, v_scale), strict=True)
+        for i, (plane, own) in enumerate(parts_of):
+            if own is not None:
+                _put(plane, slots, own[: len(past)])
+                hands[i].append(own[len(past) :])
         qs.append(rows(name, queries, heads * folded, dim, 3).to(dtype))
         kv_start = part.kv_start if part.hand else part.end
         segments.append(
             Segment(part.bound, q_row, part.q_start, len(queries), kv_row, kv_start, len(hand), past, slots)
         )
         q_row, kv_row = q_row + len(queries), kv_row + len(hand)
+    k, v, k_scale, v_scale = (torch.cat(own) if own else None for own in hands)
+    assert k is not None and v is not None
     return Call(
         torch.cat(qs),
-        torch.cat(ks),
-        torch.cat(vs),
+        k,
+        v,
         k_pool,
         v_pool,
         PagedBatch(tuple(segments)),
         1.7 / dim**0.5,
         softcap,
         sink_logits,
+        k_scale,
+        v_scale,
+        k_pool_scale,
+        v_pool_scale,
     )
 
 
@@ -154,7 +187,12 @@ def _visible(bound: BoundSpan, queries: range, keys: tuple[int, ...]) -> torch.T
 
 
 def dense(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by one masked product per segment, in float32; the mask asks ``visible`` for each pair."""
+    """The same by one masked product per segment, in float32; the mask asks ``visible`` for each pair, and what is
+    stored as int8 is multiplied out first."""
+    if call.k_scale is not None:
+        planes = ("k", "v", "k_pool", "v_pool")
+        numbers = {name: getattr(call, name).float() * getattr(call, f"{name}_scale")[..., None] for name in planes}
+        call = replace(call, **numbers)
     heads = call.k_pool.shape[0]
     folded = call.q.shape[1] // heads
     out = torch.zeros(call.q.shape[0], call.q.shape[1], call.v.shape[2])

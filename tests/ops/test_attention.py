@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -53,10 +54,10 @@ def random_part(random: Random) -> Part:
     return Part(bound, start, first, end, extra=extra)
 
 
-def random_call(seed: int, dtype: torch.dtype) -> Call:
+def random_call(seed: int, dtype: torch.dtype, stored: torch.dtype | None = None) -> Call:
     random = Random(seed)
     heads, folded = random.randint(1, 3), random.randint(1, 5)
-    dim = random.choice([4, 8, 20])
+    dim = random.choice([4, 7, 8, 20, 40, 64, 72])
     sinks = None
     if random.random() < 0.4:
         sinks = torch.tensor([random.choice([-math.inf, -3.0, 0.5, 6.0]) for _ in range(heads * folded)], dtype=dtype)
@@ -67,23 +68,34 @@ def random_call(seed: int, dtype: torch.dtype) -> Call:
         dim=dim,
         v_dim=random.choice([dim, dim, 12]),
         dtype=dtype,
+        stored=stored,
         page=random.choice([1, 4, 16]),
         softcap=random.choice([0.0, 0.0, 3.0]),
         sink_logits=sinks,
     )
 
 
-@pytest.mark.parametrize("seed", range(40))
+# Types of queries, and of K and V.
+TYPES = [
+    (torch.float32, None),
+    (torch.bfloat16, None),
+    (torch.float32, torch.int8),
+    (torch.bfloat16, torch.int8),
+    (torch.float32, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("seed", range(100))
 def test_versions_agree_on_mixed_batches(seed: int) -> None:
-    """Heads 1 to 5 per group, D of 4, 8 and 20, Dv different from D, every kind of span."""
-    dtype = DTYPES[seed % 2]
-    call = random_call(seed, dtype)
+    """Heads 1 to 5 per group, D from 4 to 72, Dv different from D, every kind of span and of stored row."""
+    dtype, stored = TYPES[seed % len(TYPES)]
+    call = random_call(seed, dtype, stored)
     wanted = call.run(attention_reference.attention)
     assert_close(wanted, dense(call), dtype)
     for attention in OPS.values():
         assert_close(call.run(attention), wanted, dtype)
         # The second layer of the group finds what the first has derived from the batch.
-        other = Call(-call.q, call.k, call.v, call.k_pool, call.v_pool, call.batch, call.scale, call.softcap)
+        other = replace(call, q=-call.q, sink_logits=None)
         assert_close(other.run(attention), dense(other), dtype)
 
 
@@ -118,25 +130,61 @@ LONG = {
 
 @pytest.mark.parametrize("folded", [1, 3])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "stored"), TYPES, ids=str)
 @pytest.mark.parametrize("name", LONG)
-def test_long_contexts(name: str, dtype: torch.dtype, softcap: float, folded: int) -> None:
-    call = make_call([LONG[name]], heads=1, folded=folded, dtype=dtype, page=16, softcap=softcap)
-    assert_close(call.run(attention_torch.attention), dense(call), dtype)
-    if folded == 3:
-        assert_close(call.run(fixed.attention), dense(call), dtype)
+def test_long_contexts(name: str, dtype: torch.dtype, stored: torch.dtype | None, softcap: float, folded: int) -> None:
+    call = make_call([LONG[name]], heads=1, folded=folded, dtype=dtype, stored=stored, page=16, softcap=softcap)
+    wanted = dense(call)
+    for name_of, attention in OPS.items():
+        if folded == 3 or name_of != "fixed":
+            assert_close(call.run(attention), wanted, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_decoding_rows_of_very_different_lengths(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "stored"), TYPES, ids=str)
+def test_decoding_rows_of_very_different_lengths(dtype: torch.dtype, stored: torch.dtype | None) -> None:
     """Short ones are padded to their bucket's longest; two long runs are read in place."""
     lengths = [1, 2, 5, 66, 67, 400, 1500, 1100, 3, 1200]
     parts = [Part(Span.full().bind(1), n - 1, n - 1, n, hand=False, run=n in (1500, 1200)) for n in lengths] + [
         Part(Span.full().bind(1), 20, 20, 31)
     ]
-    call = make_call(parts, dtype=dtype, page=16)
+    call = make_call(parts, dtype=dtype, stored=stored, page=16)
     for attention in OPS.values():
         assert_close(call.run(attention), dense(call), dtype)
+
+
+@pytest.mark.parametrize("attention", OPS.values(), ids=OPS)
+def test_int8_rows_mean_the_same_in_hand_and_in_the_pool(attention: object) -> None:
+    """However a prompt is cut, a query sees the same numbers."""
+    span = Span.sliding(90, sinks=2).bind(1)
+    cut = [make_call([Part(span, start, 299, 300)], dim=64, stored=torch.int8) for start in (0, 100, 250, 299)]
+    cut.append(make_call([Part(span, 299, 299, 300, hand=False)], dim=64, stored=torch.int8))
+    first, *others = [call.run(attention) for call in cut]  # type: ignore[arg-type]
+    for other in others:
+        assert_close(other, first, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("attention", native_versions().values(), ids=native_versions())
+def test_what_a_call_leaves_in_memory_reaches_no_other(attention: object, dtype: torch.dtype) -> None:
+    """A call on NaN, in hand and in the pool, and then one of odd sizes that use the same memory in part."""
+    span = Span.full().bind(1)
+    parts = [Part(span, 40, 40, 75), Part(span, 80, 80, 81, hand=False)]
+    for stored in (None, torch.int8):
+        spoilt = make_call(parts, heads=1, folded=3, dim=64, dtype=dtype, stored=stored)
+        spoilt.q.fill_(math.nan)
+        spoilt.run(attention)  # type: ignore[arg-type]
+        for dim in (7, 33):
+            call = make_call([parts[0], parts[1]], heads=1, folded=3, dim=dim, dtype=dtype, stored=stored)
+            assert_close(call.run(attention), dense(call), dtype)  # type: ignore[arg-type]
+
+
+def test_threads_split_and_merge_a_single_query() -> None:
+    """Keys of one query in parts, twice over: the second run finds the counts as the first did."""
+    torch.set_num_threads(3)
+    for attention in native_versions().values():
+        call = make_call([Part(Span.sliding(900, sinks=3).bind(1), 1200, 1200, 1201, hand=False)], heads=1, dim=40)
+        for _ in range(2):
+            assert_close(call.run(attention), dense(call), torch.float32)
 
 
 @pytest.mark.parametrize("attention", OPS.values(), ids=OPS)

@@ -49,7 +49,7 @@ def grow(prompt_tokens: int, *, decode_steps: int = 8, chunk: int = 512) -> list
     built = build_core("gemma3-270m", options)
     core, demand = built.core, built.config.demand
     window = next(group for group in demand.groups if group.bounded)
-    bytes_of_page = page_bytes(window, demand.page_size, demand.itemsize)
+    bytes_of_page = page_bytes(window, demand.page_size, demand.dtypes[demand.groups.index(window)])
     text = json.loads(TOPICS.read_text())["ids"]
     ids = (text * (prompt_tokens // len(text) + 1))[:prompt_tokens]
     request = Frontend(built.spec, None, 0).open(

@@ -36,6 +36,8 @@ def resolve(spans: list[Span] = HYBRID, machine: Machine = MACHINE, **options: o
         ({"chunked_prefill_size": 0}, "chunked_prefill_size must be at least 1, or -1 for the whole step, got 0"),
         ({"chunked_prefill_size": -2}, "chunked_prefill_size must be at least 1, or -1"),
         ({"dtype": "int8"}, "dtype 'int8' is unknown; use auto, float32, bfloat16, float16"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype 'int4' is unknown; use auto, bfloat16, float32, int8"),
+        ({"swa_kv_cache_dtype": "q8"}, "swa_kv_cache_dtype 'q8' is unknown; use auto, bfloat16, float32, int8"),
         ({"swa_full_tokens_ratio": 0.0}, r"swa_full_tokens_ratio must be above 0 and at most 1, got 0.0; 0.8"),
         ({"swa_full_tokens_ratio": 1.5}, r"swa_full_tokens_ratio must be above 0 and at most 1, got 1.5; 0.8"),
         ({"hybrid_kvcache_ratio": -0.1}, r"hybrid_kvcache_ratio must be between 0 \(uniform\) and 1"),

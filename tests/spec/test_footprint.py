@@ -23,32 +23,53 @@ SPANS = [
     Span(SpanKind.REFERENCE, 5),
     Span(SpanKind.PREFILL_WINDOW, 5),
 ]
+STORED = [
+    ("float32", "int8", None),
+    ("bfloat16", "int8", "auto"),
+    ("float32", "auto", "int8"),
+    ("float32", "bfloat16", "float32"),
+    ("float16", "int8", "bfloat16"),
+]
 
 
-@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize(("dtype", "kv", "window"), [*((d, "auto", None) for d in DTYPE_BYTES), *STORED])
 @pytest.mark.parametrize("v_head_dim", [8, 12])
 @pytest.mark.parametrize("page", [1, 16, 24])
-def test_predicted_bytes_are_the_pools_real_bytes(dtype: str, v_head_dim: int, page: int) -> None:
+def test_predicted_bytes_are_the_pools_real_bytes(
+    dtype: str, kv: str, window: str | None, v_head_dim: int, page: int
+) -> None:
     spec = tiny_spec([*SPANS, SPANS[1]], v_head_dim=v_head_dim)
-    options = EngineConfig(dtype=dtype, device="cpu", page_size=page, max_model_len=100, max_num_seqs=3)
+    options = EngineConfig(
+        dtype=dtype,
+        kv_cache_dtype=kv,
+        swa_kv_cache_dtype=window,
+        device="cpu",
+        page_size=page,
+        max_model_len=100,
+        max_num_seqs=3,
+    )
     config = options.resolve(spec, MACHINE)
     assert len(config.groups) == len(SPANS)
-    kind = getattr(torch, dtype)
     real = []
-    for group, pages in zip(config.groups, config.pages, strict=True):
-        pool = KVPool(group, pages, page, kind, "cpu")
-        real.append(sum(plane.untyped_storage().nbytes() for plane in (pool.k, pool.v)))
-        assert pool.num_bytes == real[-1] == pages * page_bytes(group, page, DTYPE_BYTES[dtype])
+    for group, pages, stored in zip(config.groups, config.pages, config.demand.dtypes, strict=True):
+        wanted = (window or kv) if group.bounded else kv
+        assert stored == (dtype if wanted == "auto" else wanted)
+        pool = KVPool(group, pages, page, getattr(torch, stored), "cpu")
+        real.append(sum(plane.untyped_storage().nbytes() for plane in pool.planes))
+        assert pool.num_bytes == real[-1] == pages * page_bytes(group, page, stored)
     assert config.pool_bytes() == tuple(real)
-    weights = {name: w.to(kind) for name, w in random_weights(spec).items()}
+    weights = {name: w.to(getattr(torch, dtype)) for name, w in random_weights(spec).items()}
     pools = assemble(spec, config, weights).runner.pools  # type: ignore[attr-defined]
     assert tuple(pool.num_bytes for pool in pools) == config.pool_bytes()
 
 
 def test_bytes_of_rows_and_of_one_uniform_cache() -> None:
     window, full = group_layers(tiny_spec([Span.sliding(7), Span.full(), Span.sliding(7)], v_head_dim=12))
-    assert row_bytes(window, 4) == 2 * 2 * (8 + 12) * 4 and row_bytes(full, 2) == 2 * (8 + 12) * 2
-    assert uniform_bytes((window, full), 33, 16, 4) == 3 * 16 * (row_bytes(window, 4) + row_bytes(full, 4))
+    assert row_bytes(window, "float32") == 2 * 2 * (8 + 12) * 4 and row_bytes(full, "bfloat16") == 2 * (8 + 12) * 2
+    # A scale in float32 for K and one for V, in each head.
+    assert row_bytes(window, "int8") == 2 * 2 * (8 + 12 + 4 + 4)
+    both = row_bytes(window, "int8") + row_bytes(full, "float32")
+    assert uniform_bytes((window, full), 33, 16, ("int8", "float32")) == 3 * 16 * both
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ MIXES = [
 
 
 def demand(spans: list[Span], seqs: int = 8, length: int = 512, ratio: float = 1.0) -> Demand:
-    return Demand(group_layers(tiny_spec(spans)), 4, 16, length, seqs, ratio)
+    groups = group_layers(tiny_spec(spans))
+    return Demand(groups, ("float32",) * len(groups), 16, length, seqs, ratio)
 
 
 def used(need: Demand, pages: tuple[int, ...]) -> int:

@@ -9,7 +9,7 @@ from math import prod
 
 import torch
 
-from sash.spec.footprint import row_bytes
+from sash.spec.footprint import KV_BYTES, row_bytes
 from sash.spec.groups import group_layers
 from sash.spec.model import ModelSpec, expected_weights
 
@@ -58,8 +58,8 @@ def prefill_flop(spec: ModelSpec, prompt: int) -> float:
     return 2.0 * layers * prompt + attention + 2.0 * head
 
 
-def decode_bytes(spec: ModelSpec, context: int, itemsize: int) -> float:
+def decode_bytes(spec: ModelSpec, context: int, dtype: str) -> float:
     """Bytes that one decode step of one request must read: weights, and the visible K and V."""
     layers, head = weight_elements(spec)
-    kv_bytes = sum(g.span.bind(context).num_visible(context) * row_bytes(g, itemsize) for g in group_layers(spec))
-    return float(itemsize * (layers + head) + kv_bytes)
+    kv_bytes = sum(g.span.bind(context).num_visible(context) * row_bytes(g, dtype) for g in group_layers(spec))
+    return float(KV_BYTES[dtype] * (layers + head) + kv_bytes)

@@ -134,10 +134,9 @@ def _lengths(plan: Plan, sash: Sash, peer: Contestant | None, prompt: list[int],
         )
 
     spec, n = sash.llm.spec, len(prompt)
-    itemsize = getattr(torch, plan.dtype).itemsize
     best = (
         n * top.gemm_flop_per_s / ceiling.prefill_flop(spec, n),
-        top.read_bytes_per_s / ceiling.decode_bytes(spec, n, itemsize),
+        top.read_bytes_per_s / ceiling.decode_bytes(spec, n, plan.dtype),
     )
     ours, theirs = rates("sash"), (rates(peer.name) if peer else (None, None))
     extra = {"greedy_tokens_equal": _agreement(runs)} if peer else {}

@@ -11,7 +11,6 @@ import typer
 
 from sash.cli.report import plain
 from sash.cli.streams import print_json
-from sash.spec.config import DTYPE_BYTES
 from sash.spec.footprint import row_bytes
 from sash.spec.groups import group_layers
 from sash.spec.load import load_spec
@@ -82,8 +81,8 @@ def print_spec(console: Console, source: ModelSource, spec: ModelSpec) -> None:
         console.print(f"every layer: {shared}", markup=False)
     for number, text in enumerate(sources, 1):
         console.print(f"from {number}: {text}", markup=False)
-    groups = Table(title="KV groups, bytes in bf16", title_justify="left")
-    for heading in ("group", "span", "layers", "KV heads", "head dim", "bytes/token"):
+    groups = Table(title="KV groups", title_justify="left")
+    for heading in ("group", "span", "layers", "KV heads", "head dim", "bytes/token", "in int8"):
         groups.add_column(heading, overflow="fold")
     for group in group_layers(spec):
         groups.add_row(
@@ -92,7 +91,8 @@ def print_spec(console: Console, source: ModelSource, spec: ModelSpec) -> None:
             ranges(group.layers),
             str(group.num_kv_heads),
             _head(group.head_dim, group.v_head_dim),
-            str(row_bytes(group, itemsize=DTYPE_BYTES["bfloat16"])),
+            str(row_bytes(group, "bfloat16")),
+            str(row_bytes(group, "int8")),
         )
     console.print(groups)
     for note in spec.notes:

@@ -80,6 +80,12 @@ class EngineOptions:
     """What the engine is built with. None and False leave the engine's own default."""
 
     dtype: Annotated[str | None, _engine("float32, bfloat16, float16 or auto.")] = None
+    kv_cache_dtype: Annotated[
+        str | None, _engine("What K and V are stored as: auto (the weights' dtype), bfloat16, float32 or int8.")
+    ] = None
+    swa_kv_cache_dtype: Annotated[
+        str | None, _engine("The same for window layers alone. Default: as --kv-cache-dtype.")
+    ] = None
     max_model_len: Annotated[
         int | None,
         _engine(

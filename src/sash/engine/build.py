@@ -79,7 +79,7 @@ def assemble(spec: ModelSpec, config: ResolvedConfig, weights: dict[str, torch.T
     logger().info(f"{ops.name} kernels" + (f": {ops.note}" if ops.note else ""))
     decoder = Decoder.of(spec, weights, ops, max_model_len=config.max_model_len)
     pools = tuple(
-        KVPool(group, pages, config.demand.page_size, getattr(torch, config.dtype), decoder.device)
-        for group, pages in zip(config.groups, config.pages, strict=True)
+        KVPool(group, pages, config.demand.page_size, getattr(torch, dtype), decoder.device)
+        for group, pages, dtype in zip(config.groups, config.pages, config.demand.dtypes, strict=True)
     )
     return EngineCore(config, spec.vocab_size, Runner(spec, decoder, ops, config, pools))

@@ -20,7 +20,7 @@ from sash.scheduler.plan import StepItem, StepPlan
 from sash.scheduler.scheduler import Scheduler, Ticket
 from sash.spec.config import ResolvedConfig
 from sash.spec.errors import LedgerError, RequestError
-from sash.spec.footprint import page_bytes, uniform_bytes
+from sash.spec.footprint import uniform_bytes
 from sash.spec.log import logger
 from sash.spec.sampling import TokenLogprobs
 
@@ -223,7 +223,7 @@ class EngineCore:
                 seq.scheduled_at_s = seq.scheduled_at_s or now
         demand = self.config.demand
         uniform = sum(
-            uniform_bytes(demand.groups, t.scheduled, demand.page_size, demand.itemsize) for t in self.scheduler.running
+            uniform_bytes(demand.groups, t.scheduled, demand.page_size, demand.dtypes) for t in self.scheduler.running
         )
         self._uniform_peak = max(self._uniform_peak, uniform)
 
@@ -303,7 +303,7 @@ class EngineCore:
             self._finish(answer_id, "error", f"the step raised twice: {text}")
 
     def stats(self) -> dict[str, Any]:
-        """Counters and pools. Each entry of ``pools`` has name, span, layers, page_size, page_bytes, num_pages,
+        """Counters and pools. Each entry of ``pools`` has name, span, layers, dtype, page_size, page_bytes, num_pages,
         free_pages (promised ones included), held_pages, promised_pages, peak_pages, longest_pages (what one
         request of max_model_len holds at most), and ``requests`` with the pages of each running one;
         ``uniform_peak_bytes`` is what one cache without windows would have held at its peak;
@@ -311,14 +311,16 @@ class EngineCore:
         demand = self.config.demand
         holders = {r: self.ledger.request_pages(r) for r in self.ledger.requests}
         pools = []
-        for group, pool, longest in zip(demand.groups, self.ledger.stats(), demand.request_pages(), strict=True):
+        sizes = zip(demand.dtypes, demand.page_bytes(), demand.request_pages(), strict=True)
+        for group, pool, (dtype, bytes_of_page, longest) in zip(demand.groups, self.ledger.stats(), sizes, strict=True):
             pools.append(
                 {
                     "name": group.name,
                     "span": group.span.describe(),
                     "layers": len(group.layers),
                     "page_size": demand.page_size,
-                    "page_bytes": page_bytes(group, demand.page_size, demand.itemsize),
+                    "dtype": dtype,
+                    "page_bytes": bytes_of_page,
                     "num_pages": pool.total,
                     "free_pages": pool.free,
                     "held_pages": pool.held,

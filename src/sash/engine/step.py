@@ -103,14 +103,12 @@ class Step:
         group, index = self._place[layer]
         pool, spec = self._pools[group], self._spec.layers[layer]
         view = self._view(layer, group, q.device)
-        if k.dtype != pool.k.dtype:
-            k, v = k.to(pool.k.dtype), v.to(pool.v.dtype)
+        rows = pool.rows(k, v, self._ops.quantise)
         if view.early is not None:
-            pool.write(index, k, v, *view.early)
+            pool.write(index, rows, *view.early)
         out, _ = self._ops.attention(
             q,
-            k,
-            v,
+            rows,
             pool.layers[index],
             view.batch,
             scale=spec.scale,
@@ -118,7 +116,7 @@ class Step:
             sink_logits=sink_logits,
         )
         if view.late is not None:
-            pool.write(index, k, v, *view.late)
+            pool.write(index, rows, *view.late)
         return out
 
     def views(self) -> list[GroupStep]:

@@ -42,8 +42,8 @@ def obstacle(decoder: Decoder, planes: Sequence[Planes]) -> str:
         return "a mixture of experts"
     if any(layer.mlp.activation not in _ACTIVATIONS for layer in decoder.layers if isinstance(layer.mlp, GatedMlp)):
         return "an activation of its own"
-    if {p.k.dtype for p in planes} | {p.v.dtype for p in planes} not in ({torch.float32}, {torch.bfloat16}):
-        return "pools of another dtype"
+    if decoder.dtype not in (torch.float32, torch.bfloat16):
+        return f"{decoder.dtype}"
     if not all(isinstance(w, PackedLinear) for w in (decoder.head, *_linears(decoder.layers[0]))):
         return "weights that are not packed"
     return ""
@@ -72,7 +72,7 @@ class FusedDecoder:
         model = _native.Model()
         model.hidden, model.eps, model.embed_scale = spec.hidden_size, spec.norm_eps, spec.embed_scale
         model.layer_norm, model.parallel = spec.norm is NormKind.LAYER, spec.block is BlockKind.PARALLEL
-        model.kv_type = native.TYPES[planes[0].k.dtype]
+        model.type = native.TYPES[decoder.dtype]
         model.final_norm = self._address(decoder.final_norm)
         self._head = self._describe(decoder.head, None)
         self._tied = decoder.embed is decoder.head
@@ -114,6 +114,9 @@ class FusedDecoder:
         out.interleaved, out.scale, out.softcap = layer.interleaved, spec.scale, spec.softcap
         out.activation = _ACTIVATIONS.index(layer.mlp.activation)
         out.k_pool, out.v_pool, out.slots = planes.k.data_ptr(), planes.v.data_ptr(), planes.k.shape[1]
+        out.kv_type = native.TYPES[planes.k.dtype]
+        if planes.k_scale is not None and planes.v_scale is not None:
+            out.k_pool_scale, out.v_pool_scale = planes.k_scale.data_ptr(), planes.v_scale.data_ptr()
         self._held.append(planes)
         return out
 
@@ -171,7 +174,7 @@ def _addresses(view: View) -> list[int]:
     """A view as the C++ step takes it; what is pointed to is held by the view's batch."""
     batch = view.batch
     if "fused" not in batch.cache:
-        flat = native.flat(batch)
+        flat = native.flatten(batch)
         early, late = _indices(view.early), _indices(view.late)
         batch.cache["fused"] = (early, late)
         segments, positions, slots, firsts, lasts = flat.segments, flat.positions, flat.slots, flat.firsts, flat.lasts

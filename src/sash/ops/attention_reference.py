@@ -6,14 +6,13 @@ import math
 
 import torch
 
-from sash.kv.storage import Planes
-from sash.ops.paged import PagedBatch
+from sash.kv.storage import KVRows, Planes, restored
+from sash.ops.paged import PagedBatch, Segment
 
 
 def attention(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    rows: KVRows,
     planes: Planes,
     batch: PagedBatch,
     *,
@@ -25,8 +24,7 @@ def attention(
 
     Args:
         q: [Nq, Hq, D].
-        k: [N, H, D] keys in hand, already rounded through the pool's dtype.
-        v: [N, H, Dv].
+        rows: keys and values in hand, of the pool's types.
         planes: what the layer stores.
         batch: who attends to what.
         scale: multiplies the products.
@@ -37,13 +35,12 @@ def attention(
         [Nq, Hq, Dv] in q's dtype, and the log-sum-exp of the visible logits, sink logits apart,
         [Nq, Hq] float32.
     """
-    out = torch.zeros(q.shape[0], q.shape[1], v.shape[2])
+    out = torch.zeros(q.shape[0], q.shape[1], rows.v.shape[2])
     lse = torch.zeros(q.shape[0], q.shape[1])
-    groups = q.shape[1] // k.shape[1]
+    groups = q.shape[1] // rows.k.shape[1]
     for seg in batch.segments:
-        hand = slice(seg.kv_row, seg.kv_row + seg.kv_count)
-        keys = torch.cat([planes.k[:, seg.past_slots], k[hand].transpose(0, 1)], 1).float()
-        values = torch.cat([planes.v[:, seg.past_slots], v[hand].transpose(0, 1)], 1).float()
+        keys = segment_rows(seg, rows.k, rows.k_scale, planes.k, planes.k_scale, torch.float32)
+        values = segment_rows(seg, rows.v, rows.v_scale, planes.v, planes.v_scale, torch.float32)
         positions = [*seg.past_positions.tolist(), *range(seg.kv_start, seg.kv_start + seg.kv_count)]
         for i in range(seg.q_count):
             seen = [j for j, p in enumerate(positions) if seg.bound.visible(seg.q_start + i, p)]
@@ -57,6 +54,23 @@ def attention(
                     total = torch.logaddexp(total, sink_logits[head].float())
                 out[seg.q_row + i, head] = torch.exp(logits - total) @ values[head // groups, seen]
     return out.to(q.dtype), lse
+
+
+def segment_rows(
+    seg: Segment,
+    hand: torch.Tensor,
+    hand_scale: torch.Tensor | None,
+    plane: torch.Tensor,
+    plane_scale: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """K or V of a segment, its past rows of ``plane`` [H, slots, D], then its rows in ``hand`` [N, H, D]:
+    [H, L, D] in ``dtype``."""
+    own, slots = slice(seg.kv_row, seg.kv_row + seg.kv_count), seg.past_slots.to(plane.device)
+    past_scale = None if plane_scale is None else plane_scale.index_select(1, slots)
+    past = restored(plane.index_select(1, slots), past_scale, dtype)
+    here = restored(hand[own], None if hand_scale is None else hand_scale[own], dtype)
+    return torch.cat([past, here.transpose(0, 1)], 1)
 
 
 def dense_attention(

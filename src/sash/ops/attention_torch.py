@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from sash.kv.storage import Planes
+from sash.kv.storage import KVRows, Planes, restored
+from sash.ops.attention_reference import segment_rows
 from sash.ops.paged import PagedBatch, Segment
 
 # Rows (query heads of a group × queries) of one product; larger ones waste window, smaller ones time.
@@ -21,8 +22,7 @@ _RUN_KEYS = 1024
 
 def attention(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    rows: KVRows,
     planes: Planes,
     batch: PagedBatch,
     *,
@@ -31,24 +31,26 @@ def attention(
     sink_logits: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``sash.ops.attention_reference.attention``."""
-    heads, folded = k.shape[1], q.shape[1] // k.shape[1]
+    heads = rows.k.shape[1]
+    folded = q.shape[1] // heads
     q = q.view(q.shape[0], heads, folded, q.shape[2])
     how = _How(scale, softcap)
     # A learned sink scales the result, which then rounds once, at the end.
     dtype = q.dtype if sink_logits is None else torch.float32
     result = _Result(
-        torch.empty(*q.shape[:3], v.shape[2], dtype=dtype, device=q.device),
+        torch.empty(*q.shape[:3], rows.v.shape[2], dtype=dtype, device=q.device),
         torch.empty(q.shape[:3], dtype=torch.float32, device=q.device),
     )
     for bucket in _buckets(batch, heads, planes.k.shape[1], q.dtype, q.device):
-        keys, values = bucket.gather(planes)
+        keys, values = bucket.gather(planes, q.dtype)
         result.put(bucket.rows, *how.attend(q[bucket.rows], keys, values, bucket.mask))
     for seg in batch.segments:
         if seg.kv_count and seg.q_count:
-            keys, values = _segment_rows(seg, k, v, planes)
+            keys = segment_rows(seg, rows.k, rows.k_scale, planes.k, planes.k_scale, q.dtype).unsqueeze(0)
+            values = segment_rows(seg, rows.v, rows.v_scale, planes.v, planes.v_scale, q.dtype).unsqueeze(0)
             for block in _blocks(batch, seg, folded, q.dtype, q.device):
-                rows = slice(seg.q_row + block.first, seg.q_row + block.first + block.count)
-                result.put(rows, *_attend_block(q[rows], keys, values, block, how))
+                where = slice(seg.q_row + block.first, seg.q_row + block.first + block.count)
+                result.put(where, *_attend_block(q[where], keys, values, block, how))
     out, lse = result.out, result.lse
     if sink_logits is not None:
         out *= torch.sigmoid(lse - sink_logits.float().view(heads, folded)).unsqueeze(-1)
@@ -105,13 +107,16 @@ class _Bucket:
     shape: tuple[int, int, int]
     mask: torch.Tensor | None
 
-    def gather(self, planes: Planes) -> tuple[torch.Tensor, torch.Tensor]:
+    def gather(self, planes: Planes, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """K [B, H, L, D] and V [B, H, L, Dv]."""
+        return self._take(planes.k, planes.k_scale, dtype), self._take(planes.v, planes.v_scale, dtype)
+
+    def _take(self, plane: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
         if self.index is None:
-            return planes.k.narrow(1, *self.run).unsqueeze(0), planes.v.narrow(1, *self.run).unsqueeze(0)
-        k = planes.k.flatten(0, 1).index_select(0, self.index)
-        v = planes.v.flatten(0, 1).index_select(0, self.index)
-        return k.view(*self.shape, -1), v.view(*self.shape, -1)
+            own = None if scale is None else scale.narrow(1, *self.run)
+            return restored(plane.narrow(1, *self.run), own, dtype).unsqueeze(0)
+        own = None if scale is None else scale.flatten().index_select(0, self.index)
+        return restored(plane.flatten(0, 1).index_select(0, self.index), own, dtype).view(*self.shape, -1)
 
 
 def _buckets(batch: PagedBatch, heads: int, slots: int, dtype: torch.dtype, device: torch.device) -> list[_Bucket]:
@@ -172,15 +177,6 @@ def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         return None
     mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -math.inf)
     return mask.view((1,) * (4 - mask.dim()) + mask.shape)
-
-
-def _segment_rows(seg: Segment, k: torch.Tensor, v: torch.Tensor, planes: Planes) -> tuple[torch.Tensor, torch.Tensor]:
-    """K [1, H, L, D] and V [1, H, L, Dv] of a segment: its past rows, then its rows in hand."""
-    hand = slice(seg.kv_row, seg.kv_row + seg.kv_count)
-    slots = seg.past_slots.to(k.device)
-    keys = torch.cat([planes.k.index_select(1, slots), k[hand].transpose(0, 1)], 1)
-    values = torch.cat([planes.v.index_select(1, slots), v[hand].transpose(0, 1)], 1)
-    return keys.unsqueeze(0), values.unsqueeze(0)
 
 
 def _attend_block(

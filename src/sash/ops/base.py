@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from sash.kv.storage import Quantise, quantise
 from sash.ops.packed import PackedLinear
 
 Weight = torch.Tensor | PackedLinear
@@ -48,6 +49,7 @@ class Ops:
     embedding(token_ids [N], weight [out, in]) -> [N, in] float32     of a plain weight or a PackedLinear
     argmax(logits [N, V]) -> N indices and values of the largest; NaN or infinite where a row holds such
     attention: see ``sash.ops.attention_reference.attention``
+    quantise: see ``sash.kv.storage.quantise``
     ``quantization`` is what ``pack`` rounds to. ``note`` says why this table, or on which instruction set.
     """
 
@@ -62,6 +64,7 @@ class Ops:
     embedding: Callable[[torch.Tensor, Weight], torch.Tensor] = embedding
     argmax: Callable[[torch.Tensor], tuple[list[int], list[float]]] = argmax
     quantization: str = "none"
+    quantise: Quantise = quantise
     note: str = ""
 
     @staticmethod

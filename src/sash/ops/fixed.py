@@ -12,7 +12,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from sash.kv.storage import Planes
+from sash.kv.storage import KVRows, Planes
+from sash.ops.attention_reference import segment_rows
 from sash.ops.paged import PagedBatch, Segment
 
 _ROWS = 32
@@ -34,8 +35,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def attention(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    rows: KVRows,
     planes: Planes,
     batch: PagedBatch,
     *,
@@ -44,20 +44,23 @@ def attention(
     sink_logits: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``sash.ops.attention_reference.attention``; float32 throughout."""
-    heads, folded = k.shape[1], q.shape[1] // k.shape[1]
-    out = torch.zeros(q.shape[0], heads, folded, v.shape[2], device=q.device)
+    heads = rows.k.shape[1]
+    folded = q.shape[1] // heads
+    out = torch.zeros(q.shape[0], heads, folded, rows.v.shape[2], device=q.device)
     lse = torch.zeros(q.shape[0], heads, folded, device=q.device)
     folded_q = q.reshape(q.shape[0], heads, folded, q.shape[2]).float()
     for seg in batch.segments:
         if not seg.q_count:
             continue
-        blocks = _key_blocks(seg, k, v, planes)
+        keys = segment_rows(seg, rows.k, rows.k_scale, planes.k, planes.k_scale, torch.float32)
+        values = segment_rows(seg, rows.v, rows.v_scale, planes.v, planes.v_scale, torch.float32)
+        blocks = _key_blocks(seg, keys, values)
         for a in range(0, seg.q_count, _ROWS):
             count = min(_ROWS, seg.q_count - a)
-            rows = slice(seg.q_row + a, seg.q_row + a + count)
-            block_q = F.pad(folded_q[rows], (0, 0, 0, 0, 0, 0, 0, _ROWS - count))
+            where = slice(seg.q_row + a, seg.q_row + a + count)
+            block_q = F.pad(folded_q[where], (0, 0, 0, 0, 0, 0, 0, _ROWS - count))
             part, total = _rows(seg, a, count, block_q, blocks, scale, softcap)
-            out[rows], lse[rows] = part[:count], total[:count]
+            out[where], lse[where] = part[:count], total[:count]
     if sink_logits is not None:
         # torch.sigmoid rounds by an element's place in the tensor; exp, + and / don't.
         out /= 1 + torch.exp(sink_logits.float().view(heads, folded) - lse).unsqueeze(-1)
@@ -67,18 +70,14 @@ def attention(
 _Block = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _key_blocks(seg: Segment, k: torch.Tensor, v: torch.Tensor, planes: Planes) -> list[_Block]:
-    """Positions [_KEYS], K [H, _KEYS, D] and V [H, _KEYS, Dv] of each block that holds a key; a place
-    without a key has position -1 and zeros."""
-    hand = slice(seg.kv_row, seg.kv_row + seg.kv_count)
-    slots = seg.past_slots.to(k.device)
-    keys = torch.cat([planes.k.index_select(1, slots), k[hand].transpose(0, 1)], 1).float()
-    values = torch.cat([planes.v.index_select(1, slots), v[hand].transpose(0, 1)], 1).float()
+def _key_blocks(seg: Segment, keys: torch.Tensor, values: torch.Tensor) -> list[_Block]:
+    """Positions [_KEYS], K [H, _KEYS, D] and V [H, _KEYS, Dv] of each block that holds one of the segment's
+    keys [H, L, D] and values [H, L, Dv]; a place without a key has position -1 and zeros."""
     positions = torch.cat([seg.past_positions, torch.arange(seg.kv_start, seg.kv_start + seg.kv_count)])
     numbers, blocks = positions // _KEYS, []
     for number in torch.unique(numbers).tolist():
         here = torch.nonzero(numbers == number).flatten()
-        offset, here = (positions[here] % _KEYS).to(k.device), here.to(k.device)
+        offset, here = (positions[here] % _KEYS).to(keys.device), here.to(keys.device)
         placed = torch.full((_KEYS,), -1, dtype=torch.int64)
         placed[offset.cpu()] = positions[here.cpu()]
         block_k = keys.new_zeros(keys.shape[0], _KEYS, keys.shape[2]).index_copy_(1, offset, keys[:, here])

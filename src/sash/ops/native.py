@@ -8,12 +8,15 @@ from types import ModuleType
 
 import torch
 
-from sash.kv.storage import Planes
+from sash.kv import storage
+from sash.kv.storage import KVRows, Planes
 from sash.ops import attention_torch
 from sash.ops.paged import PagedBatch
 from sash.spec.errors import ConfigError
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1}
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+# Types of queries, each with those of the rows that the kernel reads for them.
+_ROWS = {torch.float32: (torch.float32, torch.bfloat16, torch.int8), torch.bfloat16: (torch.bfloat16, torch.int8)}
 ISAS = ("avx512", "avx2", "portable")
 
 
@@ -49,7 +52,7 @@ class Flat:
     lasts: torch.Tensor
 
 
-def flat(batch: PagedBatch) -> Flat:
+def flatten(batch: PagedBatch) -> Flat:
     if "native" not in batch.cache:
         segments, past = [], 0
         firsts, lasts = [], []
@@ -78,8 +81,7 @@ def flat(batch: PagedBatch) -> Flat:
 
 def attention(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    rows: KVRows,
     planes: Planes,
     batch: PagedBatch,
     *,
@@ -89,25 +91,40 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``sash.ops.attention_reference.attention``. float32 and bfloat16 on the CPU run in the kernel,
     everything else in torch."""
-    kind = TYPES.get(q.dtype)
-    if kind is None or q.device.type != "cpu" or planes.k.dtype is not q.dtype or planes.v.dtype is not q.dtype:
-        return attention_torch.attention(q, k, v, planes, batch, scale=scale, softcap=softcap, sink_logits=sink_logits)
+    stored = planes.k.dtype
+    if q.device.type != "cpu" or stored not in _ROWS.get(q.dtype, ()) or planes.v.dtype is not stored:
+        return attention_torch.attention(q, rows, planes, batch, scale=scale, softcap=softcap, sink_logits=sink_logits)
     import sash._native as _native
 
-    out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype)
+    out = torch.empty(q.shape[0], q.shape[1], rows.v.shape[2], dtype=q.dtype)
     lse = torch.empty(q.shape[0], q.shape[1])
     if not q.shape[0]:
         return out, lse
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    rows = flat(batch)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, rows.k, rows.v))
+    scales = (rows.k_scale, rows.v_scale, planes.k_scale, planes.v_scale)
+    flat = flatten(batch)
     sinks = None if sink_logits is None else sink_logits.float().contiguous()
     address = [
         *(x.data_ptr() for x in (q, k, v, planes.k, planes.v, out, lse)),
         0 if sinks is None else sinks.data_ptr(),
         *(q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1)),
         *(planes.k.shape[1], k.shape[1], q.shape[1] // k.shape[1], q.shape[2], v.shape[2]),
-        *(rows.segments.data_ptr(), rows.segments.shape[0], rows.positions.data_ptr(), rows.slots.data_ptr()),
-        *(rows.firsts.data_ptr(), rows.lasts.data_ptr(), torch.get_num_threads()),
+        *(flat.segments.data_ptr(), flat.segments.shape[0], flat.positions.data_ptr(), flat.slots.data_ptr()),
+        *(flat.firsts.data_ptr(), flat.lasts.data_ptr(), torch.get_num_threads()),
+        TYPES[stored],
+        *(0 if x is None else x.data_ptr() for x in scales),
     ]
-    _native.attention(address, scale, softcap, kind)
+    _native.attention(address, scale, softcap, TYPES[q.dtype])
     return out, lse
+
+
+def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``sash.kv.storage.quantise``; the same bits."""
+    if x.dtype not in _ROWS or x.device.type != "cpu" or x.stride(-1) != 1:
+        return storage.quantise(x)
+    import sash._native as _native
+
+    out, scale = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[:2])
+    address = [x.data_ptr(), out.data_ptr(), scale.data_ptr(), *x.shape, x.stride(0), x.stride(1)]
+    _native.quantise([*address, TYPES[x.dtype], torch.get_num_threads()])
+    return out, scale

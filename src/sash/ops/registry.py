@@ -63,6 +63,7 @@ def _native(quantization: str, *, required: bool) -> Ops:
         name="native",
         linear=native_linear.linear,
         attention=native.attention,
+        quantise=native.quantise,
         pack=partial(native_linear.pack, quantization=quantization),
         embedding=native_linear.embedding,
         argmax=native_linear.argmax,

@@ -14,6 +14,7 @@ from sash.spec.model import ModelSpec
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTIZATIONS = ("auto", "none", "int8")
+KV_DTYPES = ("auto", "bfloat16", "float32", "int8")
 DEFAULT_CONTEXT = 32_768
 DEFAULT_KV_SHARE = 0.25
 SPECULATIVE = ("none", "ngram")
@@ -27,10 +28,13 @@ class EngineConfig:
     """What a user asked for; None means: choose for me.
 
     Args:
-        dtype: weights and KV: float32, bfloat16, float16 or auto (bfloat16 where the device has it).
+        dtype: weights: float32, bfloat16, float16 or auto (bfloat16 where the device has it).
         quantization: of the linear layers: none, int8 (weights per output, activations per row, after a
             rotation), or auto: int8 on a CPU with the C++ kernels unless ``dtype`` asks for float32 or
             float16 or the engine is deterministic.
+        kv_cache_dtype: what K and V are stored as: auto (the weights' dtype), bfloat16, float32 (with
+            float32 weights) or int8 (a scale per row and head).
+        swa_kv_cache_dtype: the same for window layers alone; None: as kv_cache_dtype.
         max_model_len: longest request, prompt and answer, in tokens (``max_predict_length``).
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: tokens that one step computes.
@@ -56,6 +60,8 @@ class EngineConfig:
 
     dtype: str = "auto"
     quantization: str = "auto"
+    kv_cache_dtype: str = "auto"
+    swa_kv_cache_dtype: str | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
@@ -94,7 +100,7 @@ class EngineConfig:
             )
         demand = sizing.Demand(
             groups=groups,
-            itemsize=DTYPE_BYTES[dtype],
+            dtypes=self._kv_dtypes(groups, dtype, reasons),
             page_size=self.page_size,
             max_model_len=length or min(spec.max_position, DEFAULT_CONTEXT),
             max_num_seqs=self.max_num_seqs,
@@ -162,6 +168,9 @@ class EngineConfig:
             raise ConfigError(f"quantization {self.quantization!r} is unknown; use {', '.join(QUANTIZATIONS)}")
         if self.quantization == "int8" and self.deterministic:
             raise ConfigError("quantization=int8 can't run deterministic: use quantization=none or auto")
+        for name in ("kv_cache_dtype", "swa_kv_cache_dtype"):
+            if getattr(self, name) not in (None, *KV_DTYPES):
+                raise ConfigError(f"{name} {getattr(self, name)!r} is unknown; use {', '.join(KV_DTYPES)}")
         self._check_window_options()
         self._check_draft_options()
 
@@ -219,6 +228,17 @@ class EngineConfig:
             return self.quantization
         exact = self.dtype in ("float32", "float16") or self.deterministic or machine.device != "cpu"
         return "none" if exact else "auto"
+
+    def _kv_dtypes(self, groups: tuple[GroupSpec, ...], dtype: str, reasons: list[str]) -> tuple[str, ...]:
+        """What each group's K and V are stored as."""
+        window = self.kv_cache_dtype if self.swa_kv_cache_dtype is None else self.swa_kv_cache_dtype
+        if self.swa_kv_cache_dtype is not None and not any(g.bounded for g in groups):
+            reasons.append("swa_kv_cache_dtype is ignored: the model has no window layers")
+        wanted = [window if g.bounded else self.kv_cache_dtype for g in groups]
+        if "float32" in wanted and dtype != "float32":
+            name = "kv_cache_dtype" if self.kv_cache_dtype == "float32" else "swa_kv_cache_dtype"
+            raise ConfigError(f"{name}=float32 would store what dtype={dtype} has rounded; use auto, bfloat16 or int8")
+        return tuple(dtype if kind == "auto" else kind for kind in wanted)
 
     def _budget(self, machine: Machine, reasons: list[str]) -> int:
         """Bytes of all pools; not asked for where ``max_total_tokens`` sizes them."""
@@ -324,7 +344,11 @@ class ResolvedConfig:
         # Full groups have equally many pages: each stores every token.
         full = next((n * size for g, n in zip(self.groups, self.pages, strict=True) if not g.bounded), 0)
         window = [n * size for g, n in zip(self.groups, self.pages, strict=True) if g.bounded]
-        sizes = ", ".join(f"{g.name} {b / 2**20:.1f} MiB" for g, b in zip(self.groups, self.pool_bytes(), strict=True))
+        pools = zip(self.groups, self.pool_bytes(), self.demand.dtypes, strict=True)
+        # A dtype that differs from the weights' was asked for, and is told.
+        sizes = ", ".join(
+            f"{g.name} {b / 2**20:.1f} MiB{'' if dtype == self.dtype else f' {dtype}'}" for g, b, dtype in pools
+        )
         if not window:
             return f"Use one growing memory pool. full_layer_tokens={full} ({sizes})"
         shown = window[0] if len(window) == 1 else window

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from sash.spec.groups import GroupSpec
 from sash.spec.span import BoundSpan, SpanKind
 
+# Bytes of one stored element of K and V. A row of int8 has a float32 scale in each head, for K and for V.
+KV_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+SCALE_BYTES = 4
+
 
 def ceil_div(a: int, b: int) -> int:
     """a / b rounded up, for a of 0 or more."""
@@ -67,16 +71,19 @@ def table_shape(
     return TableShape(page_size, pin, wider, slack + (wider - ring) * page_size)
 
 
-def row_bytes(group: GroupSpec, itemsize: int) -> int:
-    """Bytes of one token's K and V in all layers of the group."""
-    return len(group.layers) * group.num_kv_heads * (group.head_dim + group.v_head_dim) * itemsize
+def row_bytes(group: GroupSpec, dtype: str) -> int:
+    """Bytes of one token's K and V in all layers of the group, stored as ``dtype`` of KV_BYTES."""
+    scales = 2 * SCALE_BYTES if dtype == "int8" else 0
+    row = (group.head_dim + group.v_head_dim) * KV_BYTES[dtype] + scales
+    return len(group.layers) * group.num_kv_heads * row
 
 
-def page_bytes(group: GroupSpec, page_size: int, itemsize: int) -> int:
+def page_bytes(group: GroupSpec, page_size: int, dtype: str) -> int:
     """Bytes of one page in all layers of the group."""
-    return page_size * row_bytes(group, itemsize)
+    return page_size * row_bytes(group, dtype)
 
 
-def uniform_bytes(groups: tuple[GroupSpec, ...], tokens: int, page_size: int, itemsize: int) -> int:
+def uniform_bytes(groups: tuple[GroupSpec, ...], tokens: int, page_size: int, dtypes: tuple[str, ...]) -> int:
     """Bytes that one cache without windows would take for ``tokens`` tokens, in whole pages."""
-    return ceil_div(tokens, page_size) * sum(page_bytes(g, page_size, itemsize) for g in groups)
+    pages = zip(groups, dtypes, strict=True)
+    return ceil_div(tokens, page_size) * sum(page_bytes(group, page_size, dtype) for group, dtype in pages)

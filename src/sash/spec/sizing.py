@@ -12,11 +12,11 @@ from sash.spec.span import BoundSpan
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the pools are sized for. ``itemsize`` is the bytes of one stored element; ``slack`` rows stay
-    below every window, so that a request can step back by as many."""
+    """What the pools are sized for. ``dtypes`` are those that each group's K and V are stored as; ``slack``
+    rows stay below every window, so that a request can step back by as many."""
 
     groups: tuple[GroupSpec, ...]
-    itemsize: int
+    dtypes: tuple[str, ...]
     page_size: int
     max_model_len: int
     max_num_seqs: int
@@ -37,7 +37,7 @@ class Demand:
 
     def page_bytes(self) -> tuple[int, ...]:
         """Bytes of one page, per group."""
-        return tuple(page_bytes(g, self.page_size, self.itemsize) for g in self.groups)
+        return tuple(page_bytes(g, self.page_size, d) for g, d in zip(self.groups, self.dtypes, strict=True))
 
     def request_bytes(self) -> int:
         """Bytes that one request of ``max_model_len`` holds at most."""
