@@ -213,6 +213,8 @@ void bind_step(nb::module_& m) {
     argmax(at<float>(x), stride, rows, n, out.first.data(), out.second.data(), threads, chosen);
     return out;
   });
+}
+
 void quantise_call(const std::vector<int64_t>& a) {
   QuantiseCall c{};
   c.from = at<void>(a[0]);

@@ -172,7 +172,7 @@ class Run {
   void place(int i, int64_t block, int64_t r) {
     const Layer& l = m_.layers[i];
     float* q = wide(l.qkv, block, r);
-    const int64_t q_size = l.heads * l.dim, k_size = l.kv_heads * l.dim, v_size = l.kv_heads * l.v_dim;
+    const int64_t q_size = l.heads * l.dim, k_size = l.kv_heads * l.dim;
     float *k = q + q_size, *v = k + k_size;
     const int64_t q_row = narrows(i) ? q_row_[r] : r;
     if (l.q_norm) {
