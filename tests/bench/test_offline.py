@@ -19,7 +19,7 @@ from sash.bench.offline import OWN, Own, Plan, run
 from sash.bench.record import append_record, circumstances
 from sash.bench.text import topics_ids
 from sash.cli.bench import _cases, _options, _threads
-from sash.engine.outputs import CompletionOutput, RequestOutput
+from sash.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from sash.spec.errors import ConfigError, SashError
 
 TINY = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 21}
@@ -43,6 +43,18 @@ def test_a_request_of_sash_that_fails_is_told_and_not_measured() -> None:
     for call in calls:
         with pytest.raises(SashError, match=r"ended with error .*the step raised twice: no memory"):
             call()
+
+
+def test_requests_together_have_their_first_tokens_when_the_last_has_its_own() -> None:
+    sash = object.__new__(Sash)
+    outs = [
+        RequestOutput("r", None, [1], [CompletionOutput(0, token_ids=[5])], metrics=RequestMetrics(first_token_s=s))
+        for s in (25.0, 75.0, 50.0)
+    ]
+    sash.llm = SimpleNamespace(generate=lambda *_: outs)  # type: ignore[assignment]
+    started = time.perf_counter()
+    first, tokens = sash.answer([[1], [1], [1]], 1)
+    assert started + 75 <= first < started + 76 and tokens == [[5]] * 3
 
 
 def test_records_are_one_json_line_each(tmp_path: Path) -> None:

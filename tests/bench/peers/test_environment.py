@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,6 +77,17 @@ def test_other_versions_make_it_afresh(tmp_path: Path, machine: Machine) -> None
     assert machine.told() == ["venv", "install"]
 
 
+def test_what_was_begun_for_other_versions_does_not_count_for_the_first(tmp_path: Path, machine: Machine) -> None:
+    workshop = Workshop(tmp_path, print)
+    workshop.python(PEER)
+    machine.fails_at = "some-engine==1.3"
+    with pytest.raises(PeerError, match="can't be installed"):
+        workshop.python(Peer("a peer", "adapter_a", "folder", ("some-engine==1.3",)))
+    machine.told()
+    workshop.python(PEER)
+    assert machine.told() == ["venv", "install", "uninstall"]
+
+
 @pytest.mark.parametrize("step", ["venv", "install", "uninstall"])
 def test_a_failed_step_leaves_nothing_that_counts_as_made(tmp_path: Path, machine: Machine, step: str) -> None:
     workshop = Workshop(tmp_path, print)
@@ -96,7 +108,9 @@ def test_a_model_is_converted_once_for_each_form(tmp_path: Path, machine: Machin
     assert workshop.model(PEER, gguf) == found
     assert machine.told() == []
     gguf.path.write_bytes(b"GGUF, another")
-    assert workshop.model(PEER, gguf) != found
+    other = workshop.model(PEER, gguf)
+    os.utime(gguf.path, (1, 1))
+    assert len({found, other, workshop.model(PEER, gguf)}) == 3
 
 
 def test_each_form_comes_from_what_is_there(tmp_path: Path, machine: Machine, gguf: ModelSource) -> None:
