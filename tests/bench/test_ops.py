@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,6 +42,7 @@ def test_attention_counts_what_is_visible(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_run_gives_rates_beside_ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, folder = build("gemma3", tmp_path)
     monkeypatch.setattr(ops, "_REPEATS", 3)
+    monkeypatch.setattr(ops, "_TURNS", 2)
     monkeypatch.setattr(ops, "_ROUND_BYTES", 0)
     monkeypatch.setattr(ceiling, "measure_apart", lambda threads: ceiling.Ceiling(1e9, {"bfloat16": 1e12}))
     said: list[str] = []
@@ -56,3 +58,15 @@ def test_a_run_gives_rates_beside_ceilings(tmp_path: Path, monkeypatch: pytest.M
         ops.run(str(folder), "bfloat16", "linear", threads)
     with pytest.raises(ConfigError, match=r"--dtype 'int3' is unknown"):
         ops.run(str(folder), "int3", "", threads)
+
+
+def test_growth_is_the_far_time_to_the_near_one_of_bounded_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_TURNS", 2)
+    monkeypatch.setattr(ops, "_ROUND_BYTES", 0)
+    # A clock that shows the context.
+    monkeypatch.setattr(ceiling, "best_time", lambda call, repeats: call())
+    monkeypatch.setattr(
+        ops, "_attention", lambda layer, group, kernels, dtype, context, rows: SimpleNamespace(call=lambda: context)
+    )
+    spec = tiny_spec([Span.sliding(4), Span.full(), Span.chunked(8)])
+    assert ops.window_growth(spec, resolve_ops(kernels="reference"), torch.float32) == {"window": 30.0, "chunk": 30.0}

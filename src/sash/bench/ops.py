@@ -33,7 +33,8 @@ PREFILL_CONTEXTS = (512, 16_384)
 _CHUNK = 512
 # K and V of a layer may fit a cache, which they don't when other layers come between: calls go round so many bytes.
 _ROUND_BYTES = 1 << 26
-_REPEATS, _SECONDS = 30, 1.0
+_REPEATS, _SECONDS, _TURNS = 30, 1.0, 100
+_GROWTH = "attention decode after 30 000 tokens / after 1000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,10 @@ def run(model: str, dtype: str, only: str, threads: int, say: Any = print) -> di
         if only in case.name:
             found.append(_figure(case, top))
             say(_line(found[-1]))
-    if not found:
+    growth = window_growth(spec, kernels, getattr(torch, dtype)) if only in _GROWTH else {}
+    for name, ratio in growth.items():
+        say(f"{_GROWTH}, {name} layers: {ratio:.3f}")
+    if not found and not growth:
         raise ConfigError(f"--only {only!r} is in no case's name; leave it out to see them all")
     return {
         "command": "sash bench ops",
@@ -76,6 +80,7 @@ def run(model: str, dtype: str, only: str, threads: int, say: Any = print) -> di
         "kernels": f"{kernels.name} {kernels.note}".strip(),
         "ceiling": asdict(top),
         "figures": found,
+        "growth": growth,
     }
 
 
@@ -87,6 +92,20 @@ def attention_cases(spec: ModelSpec, kernels: Ops, dtype: torch.dtype) -> Iterat
             yield _attention(layer, group, kernels, dtype, context, 1)
         for context in PREFILL_CONTEXTS:
             yield _attention(layer, group, kernels, dtype, context, min(_CHUNK, context))
+
+
+def window_growth(spec: ModelSpec, kernels: Ops, dtype: torch.dtype) -> dict[str, float]:
+    """Time of a decoding row after 30 000 tokens to that after 1000, in turn, by name of each bounded group."""
+    out = {}
+    for group in filter(lambda group: group.bounded, group_layers(spec)):
+        layer = spec.layers[group.layers[0]]
+        near, far = (_attention(layer, group, kernels, dtype, context, 1).call for context in (1000, 30_000))
+        times: dict[Callable[[], object], list[float]] = {near: [], far: []}
+        for _ in range(_TURNS):
+            for call, taken in times.items():
+                taken.append(ceiling.best_time(call, repeats=3))
+        out[group.name] = statistics.median(times[far]) / statistics.median(times[near])
+    return out
 
 
 TABLE: list[Callable[[ModelSpec, Ops, torch.dtype], Iterator[OpCase]]] = [attention_cases]
