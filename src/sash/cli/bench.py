@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,6 +66,8 @@ def peers(
 ) -> None:
     """Sash and other engines in turn, each in an environment of its own, made the first time."""
     _quiet()
+    # Asked to end, it ends its workers first: they are asleep and wouldn't notice.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     from sash.bench.peers.catalogue import chosen
     from sash.bench.peers.compare import Plan, run
     from sash.spec.locate import cache_dir

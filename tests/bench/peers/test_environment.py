@@ -127,6 +127,8 @@ def test_each_form_comes_from_what_is_there(tmp_path: Path, machine: Machine, gg
 def test_a_command_that_fails_says_its_last_lines() -> None:
     with pytest.raises(PeerError, match=r"^no luck: b \| c \| d$"):
         run([sys.executable, "-c", "print('a\\nb\\nc'); raise SystemExit('d')"], "no luck", 30)
+    with pytest.raises(PeerError, match=r"^no luck: a{160}$"):
+        run([sys.executable, "-c", "print('a' * 500); print('WARNING: b'); raise SystemExit(1)"], "no luck", 30)
     with pytest.raises(PeerError, match=r"^no luck: exit code 3$"):
         run([sys.executable, "-c", "raise SystemExit(3)"], "no luck", 30)
     with pytest.raises(PeerError, match=r"took longer than 0.2 s"):

@@ -17,6 +17,8 @@ _READY = ".ready"
 # Some peers are compiled on installation.
 _INSTALL_S = 3600.0
 _CONVERT_S = 1800.0
+# Characters of a line that a failed command's message repeats: pip lists all versions of a package.
+_SHOWN = 160
 
 Say = Callable[[str], object]
 
@@ -103,5 +105,6 @@ def run(command: Sequence[str], failed: str, timeout_s: float) -> None:
     except OSError as error:
         raise PeerError(f"{failed}: {command[0]} can't start ({error.strerror})") from error
     if done.returncode:
-        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise PeerError(f"{failed}: {' | '.join(lines[-3:]) or f'exit code {done.returncode}'}")
+        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
+        told = [line[:_SHOWN] for line in lines if line and not line.startswith("WARNING")]
+        raise PeerError(f"{failed}: {' | '.join(told[-3:]) or f'exit code {done.returncode}'}")
