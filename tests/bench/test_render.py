@@ -88,8 +88,8 @@ def test_a_comparison_becomes_a_table(tmp_path: Path) -> None:
     assert text.splitlines() == [
         "# Page",
         "",
-        "2031-02-03, commit abc; A Processor, 2 cores, 2 threads; Python 3.11.7; sash 1.2, llama.cpp 1.2, vllm 1.2, "
-        "2 repeats. Ceilings: memory 40 GB/s; large products in GFLOP/s: bfloat16 900, int8 1800.",
+        "2031-02-03, commit abc; A Processor, 2 cores, 2 threads; Python 3.11.7; sash 1.2, llama.cpp 1.2, vllm 1.2; "
+        "runs of a case: 2. Ceilings: memory 40 GB/s; large products in GFLOP/s: bfloat16 900, int8 1800.",
         "",
         "| tokens per second | sash | llama.cpp | vllm | ratio to the best | ceiling | of it |",
         "| --- | --- | --- | --- | --- | --- | --- |",

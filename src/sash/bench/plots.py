@@ -32,7 +32,7 @@ def draw(kind: str, records: Records, model: str, file: Path) -> None:
         raise ConfigError("matplotlib is not installed: pip install 'sash-llm[bench]'") from error
     record = records[PLOT_SOURCE[kind], model]
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(6, 3.6), layout="constrained")
+        figure = Figure(figsize=(7, 3.6), layout="constrained")
         axes: Any = figure.add_subplot()
         lines = _memory(record) if kind == "memory" else _speed(record, kind)
         for name, points in lines.items():
@@ -47,7 +47,7 @@ def draw(kind: str, records: Records, model: str, file: Path) -> None:
         axes.set_title(f"{PLOTS[kind]}, {model}")
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+        figure.legend(loc="outside right upper", frameon=False)
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
 
 

@@ -111,7 +111,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 def _circumstances(record: Record) -> list[str]:
     engines = record.get("engines") or {"sash": {"version": record.get("versions", {}).get("sash", "")}}
     versions = ", ".join(f"{name} {engine['version']}".strip() for name, engine in engines.items())
-    runs = f", {record['repeats']} repeats" if "repeats" in record else ""
+    runs = f"; runs of a case: {record['repeats']}" if "repeats" in record else ""
     top = record["ceiling"]
     products = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in top["gemm_op_per_s"].items())
     return [
