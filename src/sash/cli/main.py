@@ -9,7 +9,7 @@ import typer
 import typer.core
 
 from sash import __version__
-from sash.cli.bench import offline
+from sash.cli.bench import offline, ops, peers, render
 from sash.cli.chat import chat
 from sash.cli.generate import generate
 from sash.cli.inspect import inspect
@@ -66,7 +66,8 @@ app.command("generate", cls=SashCommand, context_settings=ALIASED, epilog=EXAMPL
 app.command("chat", cls=SashCommand, context_settings=ALIASED)(chat)
 app.command("inspect", cls=SashCommand)(inspect)
 app.add_typer(bench_app, name="bench")
-bench_app.command("offline", cls=SashCommand)(offline)
+for command in (offline, peers, ops, render):
+    bench_app.command(command.__name__, cls=SashCommand)(command)
 
 
 @bench_app.callback()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -70,12 +70,13 @@ def build_core(model: str | os.PathLike[str], options: EngineConfig, progress: P
     core = assemble(spec, config, weights)
     logger().info(config.pool_line())
     logger().info("ready", model=source.name, dtype=config.dtype, seconds=round(time.perf_counter() - started, 2))
-    return Built(core, spec, source, config)
+    return Built(core, spec, source, core.config)
 
 
 def assemble(spec: ModelSpec, config: ResolvedConfig, weights: dict[str, torch.Tensor]) -> EngineCore:
     """A core from loaded weights (canonical names; emptied)."""
     ops = resolve_ops(deterministic=config.options.deterministic, quantization=config.quantization)
+    config = replace(config, quantization=ops.quantization)
     logger().info(f"{ops.name} kernels" + (f": {ops.note}" if ops.note else ""))
     decoder = Decoder.of(spec, weights, ops, max_model_len=config.max_model_len)
     pools = tuple(
