@@ -1,36 +1,13 @@
 #include "step.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 
 #include "quantise.h"
 #include "team.h"
 
 namespace sash {
-
-Buffer::~Buffer() { std::free(data_); }
-
-void Buffer::reserve(int64_t bytes) {
-  if (bytes <= bytes_) return;
-  std::free(data_);
-  data_ = nullptr, bytes_ = 0;
-  data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-  if (!data_) throw std::bad_alloc();
-  bytes_ = bytes;
-}
-
-const Kernels& kernels(Isa isa) {
-  switch (isa) {
-#if defined(SASH_X86)
-    case Isa::avx512: return avx512::kernels();
-    case Isa::avx2: return avx2::kernels();
-#endif
-    default: return portable::kernels();
-  }
-}
 
 namespace {
 
@@ -38,17 +15,6 @@ namespace {
 // all rows through a part of each product.
 constexpr int64_t MANY = 32;
 constexpr int64_t BLOCK = 64;  // rows of such a block: they stay in a core's cache
-
-float* scratch(int64_t n) {
-  static thread_local std::vector<float> memory;
-  if (static_cast<int64_t>(memory.size()) < n) memory.resize(n);
-  return memory.data();
-}
-
-// Panels of one piece of work: some microseconds of it, and enough pieces for threads to end together.
-int64_t panels_of_piece(const Linear& l, int threads) {
-  return std::clamp<int64_t>(l.panels() / (threads * 8), 1, 64);
-}
 
 }  // namespace
 
@@ -366,47 +332,6 @@ void Model::forward(const Step& step, Isa isa) {
   reserve(step.rows);
   Run run(*this, step, isa);
   Team::lead(step.threads, [&](Team& team) { run.all(team); });
-}
-
-void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, float* out, int64_t stride, int threads,
-            Isa isa) {
-  const Kernels& k = kernels(isa);
-  Buffer acts, scales;
-  acts.reserve(std::max<int64_t>(1, rows * l.row_bytes()));
-  scales.reserve(std::max<int64_t>(1, rows * 4));
-  Team::lead(threads, [&](Team& team) {
-    team.each(rows, [&](int64_t r) {
-      float* row = scratch(l.in);
-      std::copy(x + r * x_stride, x + r * x_stride + l.in, row);
-      k.prepare(l, row, acts.as<uint8_t>() + r * l.row_bytes(), scales.as<float>() + r);
-    });
-    const int64_t step = panels_of_piece(l, threads);
-    team.each((l.panels() + step - 1) / step, [&](int64_t i) {
-      k.product(l, acts.as<uint8_t>(), scales.as<float>(), rows, i * step, std::min((i + 1) * step, l.panels()), out,
-                stride);
-    });
-  });
-}
-
-void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa) {
-  const Kernels& k = kernels(isa);
-  const int64_t item = type == 0 ? 4 : 2;
-  Team::lead(threads, [&](Team& team) {
-    team.each(l.panels(), [&](int64_t panel) {
-      for (int64_t row = panel * PANEL; row < std::min((panel + 1) * PANEL, l.out); row++) {
-        float* x = scratch(l.in);
-        k.unpack(static_cast<const char*>(rows) + row * l.in * item, l.in, type, x);
-        k.pack_row(l, x, row);
-      }
-    });
-  });
-}
-
-void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads, Isa isa) {
-  const Kernels& k = kernels(isa);
-  Team::lead(static_cast<int>(std::min<int64_t>(threads, rows)), [&](Team& team) {
-    team.each(rows, [&](int64_t r) { index[r] = k.argmax(x + r * stride, n, value + r); });
-  });
 }
 
 }  // namespace sash

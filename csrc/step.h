@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "kernels.h"
+#include "products.h"
 
 namespace sash {
 
@@ -61,24 +62,6 @@ struct Step {
   std::vector<int64_t> kept;
 };
 
-// Memory that grows and is never initialised.
-class Buffer {
- public:
-  Buffer() = default;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer();
-  void reserve(int64_t bytes);
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-  int64_t bytes_ = 0;
-};
-
 // All layers. One step at a time.
 class Model {
  public:
@@ -101,15 +84,5 @@ class Model {
   Buffer acts_, scales_, wide_, normed_, q_, k_, v_, k_scale_, v_scale_, mixed_, angles_;
   int64_t act_bytes_ = 0, width_ = 0, turns_ = 0;  // of a row
 };
-
-// out [rows][stride] = x [rows][x_stride] times the weights; rows of x are read, not changed.
-void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, float* out, int64_t stride, int threads,
-            Isa isa);
-
-// int8 weights of rows [out][in], type 0 float32 or 1 bfloat16, to where the layer's pointers point.
-void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa);
-
-// Of each row of x [rows][stride]: index of the largest of n (the first of equals), and its value or NaN.
-void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads, Isa isa);
 
 }  // namespace sash

@@ -1,0 +1,44 @@
+// Single products and searches, and what a step shares with them.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace sash {
+
+// Memory that grows and is never initialised.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+  void reserve(int64_t bytes);
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+// n floats of this thread's own, until it asks again.
+float* scratch(int64_t n);
+
+// Panels of one piece of work: some microseconds of it, and enough pieces for threads to end together.
+int64_t panels_of_piece(const Linear& l, int threads);
+
+// out [rows][stride] = x [rows][x_stride] times the weights; rows of x are read, not changed.
+void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, float* out, int64_t stride, int threads,
+            Isa isa);
+
+// int8 weights of rows [out][in], type 0 float32 or 1 bfloat16, to where the layer's pointers point.
+void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa);
+
+// Of each row of x [rows][stride]: index of the largest of n (the first of equals), and its value or NaN.
+void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads, Isa isa);
+
+}  // namespace sash
