@@ -1,0 +1,57 @@
+"""The step in C++ against the decoder op by op, both on the same int8 weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.families import MAX_TEXT, VOCAB, build, tokens
+
+from sash.engine.build import build_core
+from sash.engine.frontend import Frontend
+from sash.ops import native
+from sash.spec.config import EngineConfig
+from sash.spec.sampling import SamplingParams
+
+if native.load()[0] is None:
+    pytest.skip("the C++ kernels are not built", allow_module_level=True)
+
+
+def scores(folder: Path, *, fused: bool, quantization: str, chunk: int) -> torch.Tensor:
+    """Log-probabilities [T - 1] of a prompt's tokens, in chunks of so many."""
+    options = EngineConfig(
+        dtype="float32",
+        quantization=quantization,
+        max_model_len=MAX_TEXT,
+        kv_cache_memory_bytes=10**7,
+        max_num_batched_tokens=chunk,
+        max_num_seqs=1,
+    )
+    built = build_core(folder, options)
+    runner = built.core.runner
+    assert runner.op_by_op == ""
+    if not fused:
+        runner._fused, runner._logits = None, runner._decoder.logits
+    front = Frontend(built.spec, None, seed=0)
+    ids = tokens(7, MAX_TEXT).tolist()
+    request = front.open(ids, SamplingParams(max_tokens=0, prompt_logprobs=0))
+    built.core.add(request.message)
+    front.started(request)
+    while not request.whole.finished:
+        for update in built.core.step():
+            front.take(update)
+    found = request.whole.prompt_logprobs
+    assert found is not None
+    return torch.tensor([position[i].logprob for position, i in zip(found, ids, strict=True) if position])
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 40])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "cohere2", "olmo3", "qwen3"])
+def test_int8_in_one_call_agrees_with_op_by_op(name: str, chunk: int, tmp_path: Path) -> None:
+    """Every kind of block. An activation on the edge of two numbers moves a result, but seldom and by little."""
+    _, folder = build(name, tmp_path)
+    wanted = scores(folder, fused=False, quantization="int8", chunk=chunk)
+    off = (scores(folder, fused=True, quantization="int8", chunk=chunk) - wanted).abs()
+    rounding = (scores(folder, fused=True, quantization="none", chunk=chunk) - wanted).abs()
+    assert off.mean() < rounding.mean() / 5
