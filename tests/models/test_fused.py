@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.families import MAX_TEXT, VOCAB, build, tokens
+from tests.families import MAX_TEXT, build, tokens
 
 from sash.engine.build import build_core
 from sash.engine.frontend import Frontend
+from sash.engine.runner import Runner
 from sash.ops import native
 from sash.spec.config import EngineConfig
 from sash.spec.sampling import SamplingParams
@@ -30,7 +31,7 @@ def scores(folder: Path, *, fused: bool, quantization: str, chunk: int) -> torch
     )
     built = build_core(folder, options)
     runner = built.core.runner
-    assert runner.op_by_op == ""
+    assert isinstance(runner, Runner) and runner.op_by_op == ""
     if not fused:
         runner._fused, runner._logits = None, runner._decoder.logits
     front = Frontend(built.spec, None, seed=0)

@@ -20,7 +20,14 @@ def gemma() -> LLM:
 def gemma_bf16() -> LLM:
     """The same in bf16."""
     real_model("gemma3-270m")
-    return LLM("gemma3-270m", dtype="bfloat16", **SEATS)
+    return LLM("gemma3-270m", dtype="bfloat16", quantization="none", **SEATS)
+
+
+@pytest.fixture(scope="session")
+def gemma_int8() -> LLM:
+    """The same with int8 weights and activations."""
+    real_model("gemma3-270m")
+    return LLM("gemma3-270m", dtype="bfloat16", quantization="int8", **SEATS)
 
 
 @pytest.fixture(scope="session")

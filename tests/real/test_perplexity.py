@@ -28,6 +28,19 @@ def perplexity(llm: LLM, count: int) -> float:
     return math.exp(-sum(own) / len(own))
 
 
+def test_of_2048_tokens_in_int8(gemma_int8: LLM) -> None:
+    """Within half a percent; bf16 is within 0.1 %."""
+    assert perplexity(gemma_int8, 2048) == pytest.approx(KNOWN[2048], rel=0.005)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(1200)
+def test_of_8192_tokens_in_int8(gemma_int8: LLM) -> None:
+    assert perplexity(gemma_int8, 8192) == pytest.approx(KNOWN[8192], rel=0.005)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(1200)
 def test_of_2048_tokens_in_bf16(gemma_bf16: LLM) -> None:
     assert perplexity(gemma_bf16, 2048) == pytest.approx(KNOWN[2048], rel=0.003)
 

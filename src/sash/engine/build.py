@@ -12,6 +12,7 @@ from sash.engine.core import EngineCore
 from sash.engine.runner import Runner
 from sash.kv.storage import KVPool
 from sash.models.decoder import Decoder
+from sash.models.smooth import smooth
 from sash.ops.registry import resolve_ops
 from sash.spec.config import EngineConfig, ResolvedConfig
 from sash.spec.errors import ConfigError
@@ -78,6 +79,8 @@ def assemble(spec: ModelSpec, config: ResolvedConfig, weights: dict[str, torch.T
     ops = resolve_ops(deterministic=config.options.deterministic, quantization=config.quantization)
     config = replace(config, quantization=ops.quantization)
     logger().info(f"{ops.name} kernels" + (f": {ops.note}" if ops.note else ""))
+    if ops.quantization != "none":
+        smooth(spec, weights, ops, max_model_len=config.max_model_len)
     decoder = Decoder.of(spec, weights, ops, max_model_len=config.max_model_len)
     pools = tuple(
         KVPool(group, pages, config.demand.page_size, getattr(torch, dtype), decoder.device)

@@ -41,20 +41,33 @@ def prepare(spec: ModelSpec, weights: Weights, ops: Ops) -> Prepared:
     out["head"] = ops.pack(embed if spec.tied_embeddings else weights.pop("head"))
     out["embed"] = out["head"] if spec.tied_embeddings and ops.looks_up(out["head"]) else embed
     del embed
-    for i, layer in enumerate(spec.layers):
-        prefix = f"layers.{i}."
-        own = {name.removeprefix(prefix): weights.pop(name) for name in list(weights) if name.startswith(prefix)}
-        experts = layer.mlp.num_experts
-        for joined, parts in JOINED.items():
-            dim = 1 if experts and joined == "gate_up" else 0
-            own[joined] = torch.cat([own.pop(part) for part in parts], dim=dim)
-            if f"{parts[0]}_bias" in own:
-                own[f"{joined}_bias"] = torch.cat([own.pop(f"{part}_bias") for part in parts], dim=dim)
-        for name, tensor in own.items():
-            if name not in LINEARS:
-                out[prefix + name] = tensor
-            elif tensor.dim() == 3:
-                out.update({f"{prefix}{name}.{e}": ops.pack(one) for e, one in enumerate(tensor)})
-            else:
-                out[prefix + name] = ops.pack(tensor)
+    for i in range(len(spec.layers)):
+        out.update(prepare_layer(spec, i, take_layer(weights, i), ops))
+    return out
+
+
+def take_layer(weights: Weights, index: int) -> Weights:
+    """One layer's weights without their prefix, taken out of ``weights``."""
+    prefix = f"layers.{index}."
+    return {name.removeprefix(prefix): weights.pop(name) for name in list(weights) if name.startswith(prefix)}
+
+
+def prepare_layer(spec: ModelSpec, index: int, own: Weights, ops: Ops) -> Prepared:
+    """One layer's canonical weights without their prefix, joined, packed and named in full; ``own`` is emptied."""
+    experts = spec.layers[index].mlp.num_experts
+    prefix = f"layers.{index}."
+    for joined, parts in JOINED.items():
+        dim = 1 if experts and joined == "gate_up" else 0
+        own[joined] = torch.cat([own.pop(part) for part in parts], dim=dim)
+        if f"{parts[0]}_bias" in own:
+            own[f"{joined}_bias"] = torch.cat([own.pop(f"{part}_bias") for part in parts], dim=dim)
+    out: Prepared = {}
+    for name in list(own):
+        tensor = own.pop(name)
+        if name not in LINEARS:
+            out[prefix + name] = tensor
+        elif tensor.dim() == 3:
+            out.update({f"{prefix}{name}.{e}": ops.pack(one) for e, one in enumerate(tensor)})
+        else:
+            out[prefix + name] = ops.pack(tensor)
     return out

@@ -24,8 +24,9 @@ def as_is(weight: torch.Tensor) -> Weight:
 
 
 def embedding(token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """Rows ``token_ids`` [N] of a plain weight [vocabulary, hidden]: [N, hidden] float32."""
-    assert isinstance(weight, torch.Tensor)
+    """Rows ``token_ids`` [N] of a weight [vocabulary, hidden], packed or not: [N, hidden] float32."""
+    if isinstance(weight, PackedLinear):
+        return weight.lookup(token_ids)
     return F.embedding(token_ids, weight).float()
 
 

@@ -44,6 +44,11 @@ class PackedLinear:
         flat = self.weight.transpose(1, 2).flatten(0, 1).flatten(1)
         return flat[: self.outputs, : self.inputs]
 
+    def lookup(self, outputs: torch.Tensor) -> torch.Tensor:
+        """What ``dequantised`` has for some outputs (ids [N]): [N, inputs] float32."""
+        rows = self.weight[outputs // PANEL, :, outputs % PANEL].flatten(1)[:, : self.inputs].float()
+        return rows if self.scale is None else rotate(rows * self.scale[outputs, None], self.block)
+
     def dequantised(self) -> torch.Tensor:
         """The weights that these stand for: [outputs, inputs] float32."""
         rows = self.rows().float()
