@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.families import MAX_TEXT, build, tokens
+from tests.scored import prompt_scores
 
 from sash.engine.build import build_core
-from sash.engine.frontend import Frontend
 from sash.engine.runner import Runner
 from sash.ops import native
 from sash.spec.config import EngineConfig
-from sash.spec.sampling import SamplingParams
 
 if native.load()[0] is None:
     pytest.skip("the C++ kernels are not built", allow_module_level=True)
@@ -34,17 +33,7 @@ def scores(folder: Path, *, fused: bool, quantization: str, chunk: int) -> torch
     assert isinstance(runner, Runner) and runner.op_by_op == ""
     if not fused:
         runner._fused, runner._logits = None, runner._decoder.logits
-    front = Frontend(built.spec, None, seed=0)
-    ids = tokens(7, MAX_TEXT).tolist()
-    request = front.open(ids, SamplingParams(max_tokens=0, prompt_logprobs=0))
-    built.core.add(request.message)
-    front.started(request)
-    while not request.whole.finished:
-        for update in built.core.step():
-            front.take(update)
-    found = request.whole.prompt_logprobs
-    assert found is not None
-    return torch.tensor([position[i].logprob for position, i in zip(found, ids, strict=True) if position])
+    return prompt_scores(built, tokens(7, MAX_TEXT).tolist())
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 40])

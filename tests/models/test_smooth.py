@@ -72,9 +72,9 @@ def logits(name: str, spec: ModelSpec, weights: Weights, quantization: str = "no
     return decoder.logits(decoder.forward(ids, torch.arange(MAX_TEXT), attend_all(spec, MAX_TEXT)))
 
 
-def smoothed(name: str, spec: ModelSpec, weights: Weights) -> Weights:
+def smoothed(spec: ModelSpec, weights: Weights) -> Weights:
     out = dict(weights)
-    smooth(spec, out, OPS["torch_ops"], max_model_len=max_model_len(name))
+    smooth(spec, out, OPS["torch_ops"])
     return out
 
 
@@ -83,7 +83,7 @@ def test_outputs_stay_the_same(name: str, tmp_path: Path) -> None:
     spec, weights = load(name, tmp_path)
     weights = loud(spec, weights)
     before = {key: weight.clone() for key, weight in weights.items()}
-    wanted, after = logits(name, spec, weights), smoothed(name, spec, weights)
+    wanted, after = logits(name, spec, weights), smoothed(spec, weights)
     torch.testing.assert_close(logits(name, spec, after), wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
     # The given tensors are replaced, not changed: a file may be mapped behind them.
     assert all(torch.equal(weights[key], before[key]) for key in before)
@@ -95,7 +95,7 @@ def test_what_is_rescaled(name: str, tmp_path: Path) -> None:
     """Everything that a norm, up or v of its own feeds; nothing else."""
     spec, weights = load(name, tmp_path)
     weights = loud(spec, weights)
-    after = smoothed(name, spec, weights)
+    after = smoothed(spec, weights)
     changed = {key.split(".")[-1] for key in weights if not torch.equal(weights[key].float(), after[key].float())}
     wanted = {"v", "o"}
     if spec.block is not BlockKind.POST:
@@ -117,7 +117,7 @@ def test_scales_are_powers_of_two(name: str, tmp_path: Path) -> None:
     """So that bfloat16 weights keep every digit."""
     spec, weights = load(name, tmp_path, torch.bfloat16)
     weights = loud(spec, weights)
-    after = smoothed(name, spec, weights)
+    after = smoothed(spec, weights)
     for part in ("q", "up", "down", "o"):
         old, new = weights[f"layers.1.{part}"], after[f"layers.1.{part}"]
         ratio = (new.double() / old.double())[old != 0].log2()
@@ -131,12 +131,12 @@ def test_loud_channels_cost_less(name: str, tmp_path: Path) -> None:
     weights = loud(spec, weights)
     exact = logits(name, spec, weights)
     plain = (logits(name, spec, weights, "int8") - exact).square().mean()
-    after = (logits(name, spec, smoothed(name, spec, weights), "int8") - exact).square().mean()
+    after = (logits(name, spec, smoothed(spec, weights), "int8") - exact).square().mean()
     assert after < 0.7 * plain
 
 
 def test_the_same_weights_are_smoothed_alike(tmp_path: Path) -> None:
     """What is kept on disk must be what another start would make."""
     spec, weights = load("gemma3", tmp_path)
-    one, two = smoothed("gemma3", spec, weights), smoothed("gemma3", spec, weights)
+    one, two = smoothed(spec, weights), smoothed(spec, weights)
     assert all(torch.equal(one[key], two[key]) for key in one)

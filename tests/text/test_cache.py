@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sash.text import cache
+from sash.spec import files
 from sash.text.cache import cached
 
 DATA = bytes(range(256)) * 40
@@ -66,7 +66,7 @@ def test_a_failed_write_leaves_nothing_behind(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.os, "replace", full)
+    monkeypatch.setattr(files.os, "replace", full)
     assert cached("kind", "a", lambda: DATA) == DATA
     assert "No space left on device" in capsys.readouterr().err
     assert list(folder.iterdir()) == []

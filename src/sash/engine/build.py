@@ -12,7 +12,9 @@ from sash.engine.core import EngineCore
 from sash.engine.runner import Runner
 from sash.kv.storage import KVPool
 from sash.models.decoder import Decoder
+from sash.models.prepare import Prepared, Weights, prepare
 from sash.models.smooth import smooth
+from sash.ops.base import Ops
 from sash.ops.registry import resolve_ops
 from sash.spec.config import EngineConfig, ResolvedConfig
 from sash.spec.errors import ConfigError
@@ -21,7 +23,11 @@ from sash.spec.locate import ModelSource, locate
 from sash.spec.log import logger
 from sash.spec.machine import Machine, probe_cpu
 from sash.spec.model import ModelSpec
+from sash.weights.cache import WeightCache
 from sash.weights.load import Progress, load_weights
+
+# Raise it when smoothing, rounding or the layout of packed weights changes: what other versions kept isn't read then.
+CONVERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +72,8 @@ def build_core(model: str | os.PathLike[str], options: EngineConfig, progress: P
     config = options.resolve(spec, probe(options.device))
     for reason in config.reasons:
         logger().info(reason)
-    dtype, device = getattr(torch, config.dtype), torch.device(config.device)
-    weights = load_weights(source.path, spec, dtype, device, progress)
-    core = assemble(spec, config, weights)
+    ops = _ops(config)
+    core = _core(spec, config, ops, _weights(source, spec, config, ops, progress))
     logger().info(config.pool_line())
     logger().info("ready", model=source.name, dtype=config.dtype, seconds=round(time.perf_counter() - started, 2))
     return Built(core, spec, source, core.config)
@@ -76,12 +81,42 @@ def build_core(model: str | os.PathLike[str], options: EngineConfig, progress: P
 
 def assemble(spec: ModelSpec, config: ResolvedConfig, weights: dict[str, torch.Tensor]) -> EngineCore:
     """A core from loaded weights (canonical names; emptied)."""
+    ops = _ops(config)
+    return _core(spec, config, ops, _converted(spec, weights, ops))
+
+
+def _ops(config: ResolvedConfig) -> Ops:
     ops = resolve_ops(deterministic=config.options.deterministic, quantization=config.quantization)
     config = replace(config, quantization=ops.quantization)
     logger().info(f"{ops.name} kernels" + (f": {ops.note}" if ops.note else ""))
+    return ops
+
+
+def _weights(
+    source: ModelSource, spec: ModelSpec, config: ResolvedConfig, ops: Ops, progress: Progress | None
+) -> Prepared:
+    """What the decoder multiplies with, from the last start's files where there are some."""
+    dtype, device = getattr(torch, config.dtype), torch.device(config.device)
+    keep = ops.quantization != "none" and config.device == "cpu" and os.environ.get("SASH_WEIGHT_CACHE") != "0"
+    variant = f"{ops.quantization}-{config.dtype}"
+    cache = WeightCache(source.path, variant, f"{CONVERSION} {spec}") if keep else None
+    found = cache.load(progress) if cache else None
+    if found is not None:
+        return found
+    converted = _converted(spec, load_weights(source.path, spec, dtype, device, progress), ops)
+    if cache:
+        cache.save(converted)
+    return converted
+
+
+def _converted(spec: ModelSpec, weights: Weights, ops: Ops) -> Prepared:
     if ops.quantization != "none":
-        smooth(spec, weights, ops, max_model_len=config.max_model_len)
-    decoder = Decoder.of(spec, weights, ops, max_model_len=config.max_model_len)
+        smooth(spec, weights, ops)
+    return prepare(spec, weights, ops)
+
+
+def _core(spec: ModelSpec, config: ResolvedConfig, ops: Ops, weights: Prepared) -> EngineCore:
+    decoder = Decoder(spec, weights, ops, max_model_len=config.max_model_len)
     pools = tuple(
         KVPool(group, pages, config.demand.page_size, getattr(torch, dtype), decoder.device)
         for group, pages, dtype in zip(config.groups, config.pages, config.demand.dtypes, strict=True)

@@ -34,7 +34,7 @@ Loudness = dict[str, torch.Tensor]
 
 
 @torch.inference_mode()
-def smooth(spec: ModelSpec, weights: Weights, ops: Ops, *, max_model_len: int) -> None:
+def smooth(spec: ModelSpec, weights: Weights, ops: Ops) -> None:
     """Rescale canonical weights in place; what the model computes stays the same but for rounding.
 
     s is a power of two, so that weights don't round; norm weights become float32. Left alone are a layer that no
@@ -45,7 +45,6 @@ def smooth(spec: ModelSpec, weights: Weights, ops: Ops, *, max_model_len: int) -
         spec: the model.
         weights: all of ``expected_weights``.
         ops: whose norms and gates run.
-        max_model_len: as for ``Decoder``.
     """
     heard: dict[int, torch.Tensor] = {}
 
@@ -64,7 +63,7 @@ def smooth(spec: ModelSpec, weights: Weights, ops: Ops, *, max_model_len: int) -
         prefix = f"layers.{i}."
         own = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
         layer = Layer(spec, i, prepare_layer(spec, i, dict(own), ops), ops, ropes, own["q"].dtype)
-        angles = [Rope(rope, max_model_len, hidden.device).cos_sin(positions) for rope in ropes]
+        angles = [Rope(rope, TOKENS, hidden.device).cos_sin(positions) for rope in ropes]
         hidden = layer.run(hidden, angles, _attend(spec.layers[i]), None)
         _rescale(spec, spec.layers[i], own, {name: heard[id(weight)] for name, weight in _products(layer).items()})
         weights.update({prefix + name: w for name, w in own.items()})

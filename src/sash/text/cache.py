@@ -6,14 +6,12 @@ under its final name at once, so any number of processes may do it at the same t
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
 from sash.spec.errors import ModelError
+from sash.spec.files import write_whole
 from sash.spec.locate import cache_dir
 from sash.spec.log import logger
 
@@ -35,7 +33,7 @@ def cached(kind: str, key: str, build: Callable[[], bytes]) -> bytes:
     if data is None:
         data = build()
         try:
-            _write(path, data)
+            write_whole(path, [MAGIC + _digest(data) + data])
         except OSError as error:
             logger().warning(f"{path} can't be written ({error}); set SASH_CACHE_DIR to a folder that can")
     return data
@@ -53,15 +51,3 @@ def _read(path: Path) -> bytes | None:
     start = len(MAGIC) + DIGEST_BYTES
     data = stored[start:]
     return data if stored[:start] == MAGIC + _digest(data) else None
-
-
-def _write(path: Path, data: bytes) -> None:
-    descriptor, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(MAGIC + _digest(data) + data)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
