@@ -8,6 +8,8 @@
 namespace sash {
 
 constexpr int64_t PANEL = 64;  // outputs whose weights lie together
+constexpr int64_t GROUP = 32;  // inputs of an output whose int4 weights share a scale
+constexpr int64_t GROUP_BYTES = PANEL * (GROUP / 2 + 4);  // of a panel's int4 weights and scales
 
 // One linear layer. Outputs are padded with zeros to whole panels.
 //
@@ -17,6 +19,9 @@ constexpr int64_t PANEL = 64;  // outputs whose weights lie together
 // activations are rotated by Hadamard matrices in blocks of `block` inputs first (QuaRot, arXiv
 // 2404.00456), then scaled per output and per row. Activations are stored plus 128, `offset` [out] is
 // 128 times the sum of an output's weights.
+// kind 3, int4: weight [panel][in / 32], each [4][64][4] bytes and [2][64] bfloat16: scales and least weights. A byte
+// [t][output][b] has the weight of input 8 · t + b in its low half, of 8 · t + 4 + b in its high half; a weight is
+// least + scale · half. Rotated and with activations as int8; `scale` [out] is 128 times the sum of scale · half.
 struct Linear {
   int kind = 0;
   int64_t in = 0, out = 0, block = 1;
@@ -28,8 +33,9 @@ struct Linear {
   int64_t panels() const { return (out + PANEL - 1) / PANEL; }
   int64_t width() const { return panels() * PANEL; }  // floats of a row of results
   int64_t steps() const { return kind == 0 ? in : kind == 1 ? (in + 1) / 2 : (in + 3) / 4; }  // of 4 bytes
+  int64_t groups() const { return (in + GROUP - 1) / GROUP; }  // of int4
   // Bytes of one row of prepared activations.
-  int64_t row_bytes() const { return (steps() * 4 + 63) / 64 * 64; }
+  int64_t row_bytes() const { return ((kind == 3 ? groups() * (GROUP + 4) : steps() * 4) + 63) / 64 * 64; }
 };
 
 enum class Activation : int { silu, gelu, gelu_tanh };
@@ -40,7 +46,7 @@ struct Kernels {
   // out [rows][stride], columns of panels first … last - 1, from prepared rows.
   void (*product)(const Linear&, const uint8_t* rows, const float* scales, int64_t count, int64_t first, int64_t last,
                   float* out, int64_t stride);
-  // Weights x [in] of one output, which is overwritten, as int8 to where the layer's pointers point.
+  // Weights x [in] of one output, which is overwritten, as int8 or int4 to where the layer's pointers point.
   void (*pack_row)(const Linear&, float* x, int64_t output);
   // Weights [in] of one output, from before they were packed: an embedding's row.
   void (*unpack_row)(const Linear&, int64_t output, float* to);

@@ -1,4 +1,4 @@
-"""The step in C++ against the decoder op by op, both on the same int8 weights."""
+"""The step in C++ against the decoder op by op, both on the same rounded weights."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ def scores(folder: Path, *, fused: bool, quantization: str, chunk: int) -> torch
     return prompt_scores(built, tokens(7, MAX_TEXT).tolist())
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("chunk", [1, 7, 40])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "cohere2", "olmo3", "qwen3"])
-def test_int8_in_one_call_agrees_with_op_by_op(name: str, chunk: int, tmp_path: Path) -> None:
+def test_rounded_weights_in_one_call_agree_with_op_by_op(name: str, chunk: int, kind: str, tmp_path: Path) -> None:
     """Every kind of block. An activation on the edge of two numbers moves a result, but seldom and by little."""
     _, folder = build(name, tmp_path)
-    wanted = scores(folder, fused=False, quantization="int8", chunk=chunk)
-    off = (scores(folder, fused=True, quantization="int8", chunk=chunk) - wanted).abs()
+    wanted = scores(folder, fused=False, quantization=kind, chunk=chunk)
+    off = (scores(folder, fused=True, quantization=kind, chunk=chunk) - wanted).abs()
     rounding = (scores(folder, fused=True, quantization="none", chunk=chunk) - wanted).abs()
     assert off.mean() < rounding.mean() / 5

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from sash.ops import native
+from sash.ops.packed import PackedLinear
 from sash.ops.registry import resolve_ops
 from sash.spec.errors import ConfigError
 
@@ -25,3 +28,32 @@ def test_what_cannot_work_is_refused_with_what_does(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SASH_KERNELS", "reference")
     with pytest.raises(ConfigError, match=r"deterministic=True can't run .* use SASH_KERNELS=torch or auto"):
         resolve_ops(deterministic=True)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_what_weights_are_rounded_to(kernels: str) -> None:
+    """The head of an int4 model is int8; auto rounds only where the C++ kernels run."""
+    if kernels == "native" and native.load()[0] is None:
+        pytest.skip("the C++ kernels are not built")
+    weight = torch.randn(70, 64)
+    kinds = {}
+    for quantization in ("none", "int8", "int4", "auto"):
+        ops = resolve_ops(kernels=kernels, quantization=quantization)
+        packs = (ops.pack(weight), (ops.pack_head or ops.pack)(weight))
+        kinds[quantization] = (ops.quantization, *(w.kind if isinstance(w, PackedLinear) else "plain" for w in packs))
+    plain = ("none", "float32", "float32") if kernels == "native" else ("none", "plain", "plain")
+    assert kinds == {
+        "none": plain,
+        "int8": ("int8", "int8", "int8"),
+        "int4": ("int4", "int4", "int8"),
+        "auto": ("int8", "int8", "int8") if kernels == "native" else ("none", "plain", "plain"),
+    }
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounded_weights_are_refused_where_they_cannot_run(quantization: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=rf"{quantization} can't run deterministic: use quantization=none"):
+        resolve_ops(deterministic=True, quantization=quantization)
+    monkeypatch.setenv("SASH_KERNELS", "reference")
+    with pytest.raises(ConfigError, match=rf"{quantization} can't run on SASH_KERNELS=reference: use"):
+        resolve_ops(quantization=quantization)

@@ -38,7 +38,7 @@ def prepare(spec: ModelSpec, weights: Weights, ops: Ops) -> Prepared:
         raise ModelError(f"weights are missing: {', '.join(missing)}")
     out: Prepared = {"final_norm": weights.pop("final_norm")}
     embed = weights.pop("embed")
-    out["head"] = ops.pack(embed if spec.tied_embeddings else weights.pop("head"))
+    out["head"] = (ops.pack_head or ops.pack)(embed if spec.tied_embeddings else weights.pop("head"))
     out["embed"] = out["head"] if spec.tied_embeddings and ops.looks_up(out["head"]) else embed
     del embed
     for i in range(len(spec.layers)):

@@ -47,6 +47,7 @@ class Ops:
     rope(x [N, H, D], cos [N, R/2], sin [N, R/2], interleaved: bool) -> [N, H, D]
     gated(gate_up [N, 2I], activation) -> [N, I]                      gate first, then up
     pack(weight [out, in]) -> the weight as this table's linear reads it fastest; may be opaque
+    pack_head: the same for the head, which tolerates less rounding; None: as every other weight
     embedding(token_ids [N], weight [out, in]) -> [N, in] float32     of a plain weight or a PackedLinear
     argmax(logits [N, V]) -> N indices and values of the largest; NaN or infinite where a row holds such
     attention: see ``sash.ops.attention_reference.attention``
@@ -62,6 +63,7 @@ class Ops:
     gated: Callable[..., torch.Tensor]
     attention: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     pack: Callable[[torch.Tensor], Weight] = as_is
+    pack_head: Callable[[torch.Tensor], Weight] | None = None
     embedding: Callable[[torch.Tensor, Weight], torch.Tensor] = embedding
     argmax: Callable[[torch.Tensor], tuple[list[int], list[float]]] = argmax
     quantization: str = "none"

@@ -15,11 +15,12 @@ from sash.ops.packed import KINDS, PackedLinear
 
 
 def pack(weight: torch.Tensor, quantization: str) -> Weight:
-    """A CPU weight [out, in] in panels, as int8 or in its own dtype; others stay as they are."""
-    kind = "int8" if quantization == "int8" else str(weight.dtype).removeprefix("torch.")
+    """A CPU weight [out, in] in panels, as int8, int4 or in its own dtype (none); others stay as they are."""
+    rounded = quantization != "none"
+    kind = quantization if rounded else str(weight.dtype).removeprefix("torch.")
     if weight.device.type != "cpu" or kind not in KINDS:
         return weight
-    if kind != "int8" or weight.dtype not in TYPES:
+    if not rounded or weight.dtype not in TYPES:
         return packed.pack(weight, kind)
     import sash._native as _native
 
@@ -39,9 +40,11 @@ def describe(weight: PackedLinear, bias: torch.Tensor | None = None) -> Describe
     out.inputs, out.outputs, out.block = weight.inputs, weight.outputs, weight.block
     tensors = [weight.weight]
     out.weight = weight.weight.data_ptr()
-    if weight.scale is not None and weight.offset is not None:
-        out.scale, out.offset = weight.scale.data_ptr(), weight.offset.data_ptr()
-        tensors += [weight.scale, weight.offset]
+    for name in ("scale", "offset"):
+        tensor = getattr(weight, name)
+        if tensor is not None:
+            setattr(out, name, tensor.data_ptr())
+            tensors.append(tensor)
     if bias is not None:
         padded = F.pad(bias.float(), (0, -len(bias) % 64)).contiguous()
         out.bias = padded.data_ptr()

@@ -20,11 +20,11 @@ def resolve_ops(*, deterministic: bool = False, kernels: str | None = None, quan
         deterministic: a row's result must not depend on the rows beside it, bit for bit.
         kernels: native, torch, reference, or auto: native where it is built, else torch, with the reason in
             the table's ``note``; None reads the environment's SASH_KERNELS.
-        quantization: of the linear layers: none, int8, or auto: int8 where the native kernels run.
+        quantization: of the linear layers: none, int8, int4, or auto: int8 where the native kernels run.
 
     Raises:
         ConfigError: an unknown name, native kernels that aren't built, or reference kernels for a
-            deterministic engine; int8 with either.
+            deterministic engine; int8 or int4 with either.
     """
     name = kernels or os.environ.get("SASH_KERNELS") or "auto"
     if name not in ("auto", *KERNELS):
@@ -34,18 +34,17 @@ def resolve_ops(*, deterministic: bool = False, kernels: str | None = None, quan
             "deterministic=True can't run on SASH_KERNELS=reference, whose rows depend on their batch: "
             "use SASH_KERNELS=torch or auto"
         )
-    if quantization == "int8" and (deterministic or name == "reference"):
-        raise ConfigError(
-            f"quantization=int8 can't run {'deterministic' if deterministic else 'on SASH_KERNELS=reference'}: "
-            "use quantization=none"
-        )
+    if quantization in packed.ROUNDED and (deterministic or name == "reference"):
+        how = "deterministic" if deterministic else "on SASH_KERNELS=reference"
+        raise ConfigError(f"quantization={quantization} can't run {how}: use quantization=none")
     if name == "reference":
         return _reference()
     if deterministic:
         return _deterministic()
     table = _torch() if name == "torch" else _native(quantization, required=name == "native")
-    if quantization == "int8" and table.name == "torch":
-        return replace(table, pack=partial(packed.pack, kind="int8"), quantization="int8")
+    if quantization in packed.ROUNDED and table.name == "torch":
+        pack, head = partial(packed.pack, kind=quantization), partial(packed.pack, kind="int8")
+        return replace(table, pack=pack, pack_head=head, quantization=quantization)
     return table
 
 
@@ -65,6 +64,7 @@ def _native(quantization: str, *, required: bool) -> Ops:
         attention=native.attention,
         quantise=native.quantise,
         pack=partial(native_linear.pack, quantization=quantization),
+        pack_head=partial(native_linear.pack, quantization="int8" if quantization == "int4" else quantization),
         embedding=native_linear.embedding,
         argmax=native_linear.argmax,
         quantization=quantization,
