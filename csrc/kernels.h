@@ -38,6 +38,17 @@ struct Linear {
   int64_t row_bytes() const { return ((kind == 3 ? groups() * (GROUP + 4) : steps() * 4) + 63) / 64 * 64; }
 };
 
+// 6 of the 8 bits of a head's int8 weights, [panel][in / 16] of [2][64][4] bytes and [64][4]: a byte of the first two
+// has bits 4 to 7 of two inputs, one of the last bits 2 and 3 of four; see screen.inc. `offset` [out] is 128 times the
+// sum of an output's weights so cut, `bound` [out] the length of what is cut off, about 3/2, times the scale.
+struct Screening {
+  const void* weight = nullptr;
+  const int32_t* offset = nullptr;
+  const float* bound = nullptr;
+  // Of each row's whole numbers: 3/2 of their sum; and their length times the row's scale, with room for rounding.
+  const float *totals = nullptr, *lengths = nullptr;
+};
+
 enum class Activation : int { silu, gelu, gelu_tanh };
 
 struct Kernels {
@@ -46,6 +57,12 @@ struct Kernels {
   // out [rows][stride], columns of panels first … last - 1, from prepared rows.
   void (*product)(const Linear&, const uint8_t* rows, const float* scales, int64_t count, int64_t first, int64_t last,
                   float* out, int64_t stride);
+  // Results from 6 bits and the largest that one of each row is at least; then a row's largest, exact, with its index.
+  void (*screen)(const Linear&, const Screening&, const uint8_t* rows, const float* scales, int64_t count, int64_t first,
+                 int64_t last, float* out, int64_t stride, float* least);
+  float (*refine)(const Linear&, const Screening&, const uint8_t* row, int64_t r, float scale, int64_t first, int64_t last,
+                  float* out, float least, int64_t* index);
+  void (*screen_row)(const Linear&, Screening&, int64_t output);
   // Weights x [in] of one output, which is overwritten, as int8 or int4 to where the layer's pointers point.
   void (*pack_row)(const Linear&, float* x, int64_t output);
   // Weights [in] of one output, from before they were packed: an embedding's row.

@@ -199,6 +199,14 @@ void bind_step(nb::module_& m) {
     nb::gil_scoped_release release;
     linear(l, at<float>(x), x_stride, rows, const_cast<float*>(at<float>(out)), stride, threads, chosen);
   });
+  nb::class_<Search>(m, "Search")
+      .def("__init__", [](Search* self, const Linear& head, int threads) { new (self) Search(head, threads, chosen); })
+      .def("best", [](Search& self, int64_t x, int64_t stride, int64_t rows, int threads) {
+        std::pair<std::vector<int64_t>, std::vector<float>> out{std::vector<int64_t>(rows), std::vector<float>(rows)};
+        nb::gil_scoped_release release;
+        self.best(at<float>(x), stride, rows, out.first.data(), out.second.data(), threads, chosen);
+        return out;
+      });
   m.def("pack_int8", [](const Linear& l, int64_t rows, int type, int threads) {
     nb::gil_scoped_release release;
     pack_int8(l, at<void>(rows), type, threads, chosen);

@@ -38,6 +38,20 @@ void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, flo
 // int8 weights of rows [out][in], type 0 float32 or 1 bfloat16, to where the layer's pointers point.
 void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa);
 
+// Finds the largest results of a head of int8 weights; keeps 6 of their 8 bits.
+class Search {
+ public:
+  Search(const Linear& head, int threads, Isa isa);
+  // Of each row of x [rows][x_stride]: index of the largest result (the first of equals), and its value or NaN; the
+  // same as those of all results.
+  void best(const float* x, int64_t x_stride, int64_t rows, int64_t* index, float* value, int threads, Isa isa);
+
+ private:
+  Linear head_;
+  Screening screening_;
+  Buffer weight_, offset_, bound_, acts_, scales_, totals_, lengths_, results_;
+};
+
 // Of each row of x [rows][stride]: index of the largest of n (the first of equals), and its value or NaN.
 void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads, Isa isa);
 

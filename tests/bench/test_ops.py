@@ -44,7 +44,9 @@ def test_a_run_gives_rates_beside_ceilings(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ops, "_REPEATS", 3)
     monkeypatch.setattr(ops, "_TURNS", 2)
     monkeypatch.setattr(ops, "_ROUND_BYTES", 0)
-    monkeypatch.setattr(ceiling, "measure_apart", lambda threads: ceiling.Ceiling(1e9, {"bfloat16": 1e12, "int8": 2e12}))
+    monkeypatch.setattr(
+        ceiling, "measure_apart", lambda threads: ceiling.Ceiling(1e9, {"bfloat16": 1e12, "int8": 2e12})
+    )
     said: list[str] = []
     threads = torch.get_num_threads()
     record = json.loads(

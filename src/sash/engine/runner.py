@@ -100,9 +100,17 @@ class Runner:
             if item.samples:
                 sampling.append((item, range(row - 1 - item.num_drafts, row)))
         for part in _parts(sampling):
-            rows = torch.tensor([row for _, rows in part for row in rows], device=hidden.device)
-            logits = self._logits(hidden.index_select(0, rows))
-            self._draw([item for item, _ in part], logits, sequences, result)
+            rows = [row for _, rows in part for row in rows]
+            if rows != list(range(hidden.shape[0])):
+                wanted = hidden.index_select(0, torch.tensor(rows, device=hidden.device))
+            else:
+                wanted = hidden
+            items = [item for item, _ in part]
+            if self._fused is not None and all(_takes_best(item, sequences) for item in items):
+                self._draw(items, None, self._fused.best(wanted), sequences, result)
+            else:
+                logits = self._logits(wanted)
+                self._draw(items, logits, self._ops.argmax(logits), sequences, result)
         return result
 
     def _score_prompt(
@@ -125,10 +133,16 @@ class Runner:
         result.prompt_scores[item.request_id] = scores
 
     def _draw(
-        self, items: list[StepItem], logits: torch.Tensor, sequences: Mapping[str, Sequence], result: StepResult
+        self,
+        items: list[StepItem],
+        logits: torch.Tensor | None,
+        best: tuple[list[int], list[float]],
+        sequences: Mapping[str, Sequence],
+        result: StepResult,
     ) -> None:
-        """The tokens of each item and fork from logits [rows, V]: one row per item, and one per draft of its."""
-        ids, tops = self._ops.argmax(logits)
+        """The tokens of each item and fork from logits [rows, V]: one row per item, and one per draft of its.
+        ``best`` are the rows' arg-max and maximum, enough for items that take them as they are."""
+        ids, tops = best
         # A row that isn't finite has no best token.
         greedy = [token if np.isfinite(top) else None for top, token in zip(tops, ids, strict=True)]
         row = 0
@@ -136,12 +150,12 @@ class Runner:
             rows = slice(row, row + 1 + item.num_drafts)
             for answer_id in (item.request_id, *item.forks):
                 seq = sequences[answer_id]
-                tokens, error = _verified(item, seq, logits[rows], greedy[rows])
+                tokens, error = _verified(item, seq, None if logits is None else logits[rows], greedy[rows])
                 if error is not None:
                     result.errors[answer_id] = error
                     continue
                 result.tokens[answer_id] = tokens
-                if seq.params.logprobs is not None:
+                if seq.params.logprobs is not None and logits is not None:
                     own = torch.tensor(tokens, device=logits.device)
                     scored = logits[row : row + len(tokens)]
                     result.logprobs[answer_id] = token_logprobs(scored, own, seq.params.logprobs)
@@ -161,8 +175,14 @@ def _parts(sampling: list[tuple[StepItem, range]]) -> list[list[tuple[StepItem, 
     return parts
 
 
+def _takes_best(item: StepItem, sequences: Mapping[str, Sequence]) -> bool:
+    """Whether all answers of an item take the most likely token and tell no probabilities: no logits are needed."""
+    answers = (sequences[name] for name in (item.request_id, *item.forks))
+    return all(a.params.temperature == 0.0 and a.state.plain and a.params.logprobs is None for a in answers)
+
+
 def _verified(
-    item: StepItem, seq: Sequence, logits: torch.Tensor, greedy: list[int | None]
+    item: StepItem, seq: Sequence, logits: torch.Tensor | None, greedy: list[int | None]
 ) -> tuple[list[int], str | None]:
     """The answer's next tokens from logits [1 + drafts, V], or why there is none.
 
@@ -171,7 +191,9 @@ def _verified(
     """
     drafts, state, tokens = seq.draft[: item.num_drafts], seq.state, list[int]()
     for i, best in enumerate(greedy):
-        token, error = _next_token(seq, state, logits[i], best, item.newest + i, seq.generated + i)
+        token, error = _next_token(
+            seq, state, None if logits is None else logits[i], best, item.newest + i, seq.generated + i
+        )
         if error is not None:
             return tokens, None if tokens else error
         tokens.append(token)
@@ -182,12 +204,12 @@ def _verified(
 
 
 def _next_token(
-    seq: Sequence, state: SamplerState, logits: torch.Tensor, best: int | None, position: int, generated: int
+    seq: Sequence, state: SamplerState, logits: torch.Tensor | None, best: int | None, position: int, generated: int
 ) -> tuple[int, str | None]:
     """The token that follows ``position`` by logits [V], whose arg-max is ``best``; or why there is none."""
     if best is None:
         return -1, "the model gave logits that are not finite"
-    if seq.params.temperature == 0.0 and state.plain:
+    if logits is None or (seq.params.temperature == 0.0 and state.plain):
         return best, None
     shaped = shape_logits(logits, state, generated)
     if not torch.isfinite(shaped.max()):

@@ -16,10 +16,12 @@ from sash.models.decoder import Decoder, Layer
 from sash.models.mlp import GatedMlp
 from sash.ops import native, native_linear
 from sash.ops.native_linear import Described
-from sash.ops.packed import PackedLinear
+from sash.ops.packed import KINDS, PackedLinear
 from sash.ops.paged import PagedBatch
 from sash.spec.model import Activation, BlockKind, NormKind
 
+# More rows are bound by products, not by reading weights: cutting bits out costs more than it saves.
+_SEARCHED_ROWS = 4
 _ACTIVATIONS = (Activation.SILU, Activation.GELU, Activation.GELU_TANH)
 
 
@@ -82,6 +84,9 @@ class FusedDecoder:
         for layer, plane in zip(decoder.layers, planes, strict=True):
             model.add(self._layer(layer, plane))
         self._model = model
+        # Where the logits are the head's results as they are, the largest is found from 6 of their weights' 8 bits.
+        plain = spec.logit_scale == 1.0 and not spec.final_softcap and self._head.native.kind == KINDS.index("int8")
+        self._search = _native.Search(self._head.native, torch.get_num_threads()) if plain else None
 
     def _address(self, tensor: torch.Tensor | None) -> int:
         """Of a contiguous float32 copy, or of the tensor itself; 0 for none."""
@@ -168,6 +173,12 @@ class FusedDecoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of the next token: [M, vocab] float32, of rows of ``forward``'s result."""
         return self._decoder.shape_logits(native_linear.product(hidden, self._head))
+
+    def best(self, hidden: torch.Tensor) -> tuple[list[int], list[float]]:
+        """Index and value of the largest logit of each row of ``forward``'s result: those of ``logits``."""
+        if self._search is None or hidden.shape[0] > _SEARCHED_ROWS:
+            return native_linear.argmax(self.logits(hidden))
+        return self._search.best(hidden.data_ptr(), hidden.stride(0), hidden.shape[0], torch.get_num_threads())
 
 
 def _addresses(view: View) -> list[int]:
