@@ -16,7 +16,7 @@ from sash.models.decoder import Decoder, Layer
 from sash.models.mlp import GatedMlp
 from sash.ops import native, native_linear
 from sash.ops.native_linear import Described
-from sash.ops.packed import KINDS, PackedLinear
+from sash.ops.packed import KINDS, PANEL, PackedLinear
 from sash.ops.paged import PagedBatch
 from sash.spec.model import Activation, BlockKind, NormKind
 
@@ -77,6 +77,7 @@ class FusedDecoder:
         model.type = native.TYPES[decoder.dtype]
         model.final_norm = self._address(decoder.final_norm)
         self._head = self._describe(decoder.head, None)
+        self._room = torch.empty(0, -(-spec.vocab_size // PANEL) * PANEL)
         self._tied = decoder.embed is decoder.head
         model.head = self._head.native
         for rope in decoder.ropes:
@@ -171,8 +172,11 @@ class FusedDecoder:
         return out
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores of the next token: [M, vocab] float32, of rows of ``forward``'s result."""
-        return self._decoder.shape_logits(native_linear.product(hidden, self._head))
+        """Scores of the next token: [M, vocab] float32, of rows of ``forward``'s result. The next call overwrites
+        them: memory of many megabytes that is new each time costs more than the product."""
+        if len(self._room) < len(hidden):
+            self._room = torch.empty(len(hidden), self._room.shape[1])
+        return self._decoder.shape_logits(native_linear.product(hidden, self._head, self._room))
 
     def best(self, hidden: torch.Tensor) -> tuple[list[int], list[float]]:
         """Index and value of the largest logit of each row of ``forward``'s result: those of ``logits``."""

@@ -91,12 +91,13 @@ def argmax(logits: torch.Tensor) -> tuple[list[int], list[float]]:
     return _native.argmax(logits.data_ptr(), logits.stride(0), rows, n, torch.get_num_threads())
 
 
-def product(x: torch.Tensor, weight: Described) -> torch.Tensor:
-    """x [N, in] float32 times a described weight: [N, out] float32, a view of rows padded to whole panels."""
+def product(x: torch.Tensor, weight: Described, room: torch.Tensor | None = None) -> torch.Tensor:
+    """x [N, in] float32 times a described weight: [N, out] float32, a view of rows padded to whole panels, in
+    ``room`` [N or more, padded out] where that is given."""
     import sash._native as _native
 
     native = weight.native
     width = -(-native.outputs // 64) * 64
-    out = torch.empty(x.shape[0], width)
+    out = torch.empty(x.shape[0], width) if room is None else room[: x.shape[0]]
     _native.linear(native, x.data_ptr(), x.stride(0), x.shape[0], out.data_ptr(), width, torch.get_num_threads())
     return out[:, : native.outputs]
