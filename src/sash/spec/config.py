@@ -30,9 +30,10 @@ class EngineConfig:
     Args:
         dtype: weights: float32, bfloat16, float16 or auto (bfloat16 where the device has it).
         quantization: of the linear layers: none; int8 (weights per output, activations per row, after a
-            rotation); int4 (weights in groups of 32; the head stays int8), which reads faster and costs a
-            small model a tenth of its perplexity; or auto: int8 on a CPU with the C++ kernels unless
-            ``dtype`` asks for float32 or float16 or the engine is deterministic.
+            rotation); int4 (weights in groups of 32; the head stays int8), which is faster where one request
+            reads large layers, slower on many rows, and costs small models 8 to 10 % of perplexity; or
+            auto: int8 on a CPU with the C++ kernels unless ``dtype`` asks for float32 or float16 or the
+            engine is deterministic.
         kv_cache_dtype: what K and V are stored as: auto (the weights' dtype), bfloat16, float32 (with
             float32 weights) or int8 (a scale per row and head).
         swa_kv_cache_dtype: the same for window layers alone; None: as kv_cache_dtype.
