@@ -118,6 +118,7 @@ def test_every_engine_option_arrives_and_nothing_else(run: Run, hello: ScriptedE
         "seed": ("0", 0), "request_timeout_s": ("30", 30.0), "speculative": ("ngram", "ngram"),
         "num_speculative_tokens": ("4", 4), "prompt_lookup_max": ("3", 3), "prompt_lookup_min": ("1", 1),
         "kv_cache_dtype": ("int8", "int8"), "swa_kv_cache_dtype": ("auto", "auto"),
+        "quantization": ("int4", "int4"), "threads": ("2", 2), "cpu_affinity": ("0,1", "0,1"),
     }  # fmt: skip
     flags = {"disable_hybrid_swa_memory", "deterministic", "debug"}
     arguments = [word for name, (text, _) in given.items() for word in ("--" + name.replace("_", "-"), text)]
@@ -128,9 +129,9 @@ def test_every_engine_option_arrives_and_nothing_else(run: Run, hello: ScriptedE
 
 
 def test_the_documents_names_are_aliases(run: Run, hello: ScriptedEngine) -> None:
-    aliases = ["--max-predict-length", "100", "--max-total-num-tokens", "200"]
+    aliases = ["--max-predict-length", "100", "--max-total-num-tokens", "200", "--pin", "0"]
     assert run("generate", "tiny", "a", *aliases, engine=hello).code == 0
-    assert hello.options == {"max_model_len": 100, "max_total_tokens": 200}
+    assert hello.options == {"max_model_len": 100, "max_total_tokens": 200, "cpu_affinity": "0"}
 
 
 def test_json_has_text_ids_reason_timings_and_pool_bytes(run: Run, hello: ScriptedEngine) -> None:

@@ -80,6 +80,10 @@ class EngineOptions:
     """What the engine is built with. None and False leave the engine's own default."""
 
     dtype: Annotated[str | None, _engine("float32, bfloat16, float16 or auto.")] = None
+    quantization: Annotated[
+        str | None,
+        _engine("Weights as none, int8, int4 or auto (int8 where the C++ kernels run, unless --dtype asks for more)."),
+    ] = None
     kv_cache_dtype: Annotated[
         str | None, _engine("What K and V are stored as: auto (the weights' dtype), bfloat16, float32 or int8.")
     ] = None
@@ -115,6 +119,10 @@ class EngineOptions:
         float | None, _engine("0: uniform storage ... 1: windows store windows. Default: 1.")
     ] = None
     device: Annotated[str | None, _engine("cpu, cuda, mps or auto.")] = None
+    threads: Annotated[int | None, _engine("Threads that compute. Default: as many as torch takes.")] = None
+    cpu_affinity: Annotated[
+        str | None, _engine("Processors that they stay on, such as 0,1. Default: any.", "--pin", "--cpu-affinity")
+    ] = None
     deterministic: Annotated[bool, _engine("The same tokens whatever else runs, bit for bit.", "--deterministic")] = (
         False
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from sash.engine.core import EngineCore
+from sash.engine.processors import use_processors
 from sash.engine.runner import Runner
 from sash.kv.storage import KVPool
 from sash.models.decoder import Decoder
@@ -73,6 +74,7 @@ def build_core(model: str | os.PathLike[str], options: EngineConfig, progress: P
     for reason in config.reasons:
         logger().info(reason)
     ops = _ops(config)
+    use_processors(options, ops)
     core = _core(spec, config, ops, _weights(source, spec, config, ops, progress))
     logger().info(config.pool_line())
     logger().info("ready", model=source.name, dtype=config.dtype, seconds=round(time.perf_counter() - started, 2))

@@ -30,9 +30,10 @@ class EngineConfig:
     Args:
         dtype: weights: float32, bfloat16, float16 or auto (bfloat16 where the device has it).
         quantization: of the linear layers: none; int8 (weights per output, activations per row, after a
-            rotation); int4 (weights in groups of 32; the head stays int8), which reads faster and costs a
-            small model a tenth of its perplexity; or auto: int8 on a CPU with the C++ kernels unless
-            ``dtype`` asks for float32 or float16 or the engine is deterministic.
+            rotation); int4 (weights in groups of 32; the head stays int8), which is faster where one request
+            reads large layers, slower on many rows, and costs small models 8 to 10 % of perplexity; or
+            auto: int8 on a CPU with the C++ kernels unless ``dtype`` asks for float32 or float16 or the
+            engine is deterministic.
         kv_cache_dtype: what K and V are stored as: auto (the weights' dtype), bfloat16, float32 (with
             float32 weights) or int8 (a scale per row and head).
         swa_kv_cache_dtype: the same for window layers alone; None: as kv_cache_dtype.
@@ -48,6 +49,8 @@ class EngineConfig:
         disable_hybrid_swa_memory: every layer stores the full length.
         hybrid_kvcache_ratio: 0 every layer stores the full length … 1 windows store their ring.
         device: cpu, cuda, mps or auto.
+        threads: that compute on the CPU; None: as many as torch takes, or as ``cpu_affinity`` has processors.
+        cpu_affinity: numbers of the processors that these threads stay on, such as "0,1" (C++ kernels only).
         deterministic: a request's tokens don't depend on what else runs, bit for bit (slower).
         seed: for requests that bring none.
         request_timeout_s: seconds after which a request is ended; None: never.
@@ -74,6 +77,8 @@ class EngineConfig:
     disable_hybrid_swa_memory: bool = False
     hybrid_kvcache_ratio: float | None = None
     device: str = "auto"
+    threads: int | None = None
+    cpu_affinity: str | None = None
     deterministic: bool = False
     seed: int = 0
     request_timeout_s: float | None = None
@@ -151,7 +156,7 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name} must be at least 1, got {getattr(self, name)}; the default is {_default(name)}"
                 )
-        for name in ("max_model_len", "max_total_tokens", "kv_cache_memory_bytes", "request_timeout_s"):
+        for name in ("max_model_len", "max_total_tokens", "kv_cache_memory_bytes", "request_timeout_s", "threads"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be above 0 or left out, got {value}")
@@ -172,6 +177,7 @@ class EngineConfig:
         for name in ("kv_cache_dtype", "swa_kv_cache_dtype"):
             if getattr(self, name) not in (None, *KV_DTYPES):
                 raise ConfigError(f"{name} {getattr(self, name)!r} is unknown; use {', '.join(KV_DTYPES)}")
+        self.processors()
         self._check_window_options()
         self._check_draft_options()
 
@@ -189,6 +195,20 @@ class EngineConfig:
                 f"{self.prompt_lookup_max}; the defaults are {_default('prompt_lookup_min')} and "
                 f"{_default('prompt_lookup_max')}"
             )
+
+    def processors(self) -> list[int]:
+        """Numbers in ``cpu_affinity``, in its order; none where it is left out.
+
+        Raises:
+            ConfigError: it holds something else.
+        """
+        given = self.cpu_affinity
+        if given is None:
+            return []
+        parts = [part.strip() for part in given.split(",")]
+        if not all(part.isascii() and part.isdigit() for part in parts) or len(set(map(int, parts))) < len(parts):
+            raise ConfigError(f"cpu_affinity must be different processor numbers such as 0,1; got {given!r}")
+        return [int(part) for part in parts]
 
     def _check_window_options(self) -> None:
         ratio, hybrid = self.swa_full_tokens_ratio, self.hybrid_kvcache_ratio
