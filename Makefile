@@ -1,7 +1,7 @@
 # make run and make test need nothing but Python 3.11 to 3.13: both work in .venv, which they create.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: run test test-all e2e check format bench clean help
+.PHONY: run test test-all test-isa sanitize e2e check format bench clean help
 
 PYTHON ?= python3.11 python3.12 python3.13 python3
 VENV ?= .venv
@@ -17,6 +17,8 @@ help:
 	@echo 'make run       install into $(VENV) and generate from a prompt longer than the window'
 	@echo 'make test      the suite that fits seven minutes on two cores'
 	@echo 'make test-all  the slow tests too, with coverage; recorded in docs/records/tests.jsonl'
+	@echo 'make test-isa  the suite on AVX2, on portable code and on torch ops; recorded there as well'
+	@echo 'make sanitize  the kernels under AddressSanitizer and UBSan; recorded there as well'
 	@echo 'make e2e       real models against the oracle; recorded there as well'
 	@echo 'make check     format, lint, types, import direction, sizes, dead code'
 	@echo 'make format    fix what check finds and a machine can fix'
@@ -57,6 +59,16 @@ test: $(VENV)/.test
 test-all: $(VENV)/.test
 	$(BIN)/python tools/record_run.py test-all -- env OMP_NUM_THREADS=1 SASH_TEST_PROFILE=all $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not e2e" --cov --cov-report=term
 	$(BIN)/python -m coverage report --include='$(TORCH_FREE)' --fail-under=95
+
+# The suite once with each instruction set, then without the kernels.
+test-isa: $(VENV)/.test
+	for isa in avx2 portable; do \
+	  $(BIN)/python tools/record_run.py test-isa-$$isa -- env SASH_ISA=$$isa $(PYTEST) -m "$(SUITE)" || exit 1; \
+	done
+	$(BIN)/python tools/record_run.py test-torch -- env SASH_KERNELS=torch $(PYTEST) -m "$(SUITE)"
+
+sanitize: $(VENV)/.test
+	$(BIN)/python tools/record_run.py sanitize -- $(BIN)/python tools/sanitize.py
 
 e2e: $(VENV)/.test
 	$(BIN)/python tools/record_run.py e2e -- $(BIN)/python -m pytest -m e2e

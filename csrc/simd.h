@@ -29,7 +29,7 @@ static inline vf load(const float* p) { return *reinterpret_cast<const vf*>(p); 
 static inline void store(float* p, vf x) { *reinterpret_cast<vf*>(p) = x; }
 static inline vf load(const bf16* p) {
   vi wide = __builtin_convertvector(*reinterpret_cast<const vh*>(p), vi) << 16;
-  return reinterpret_cast<vf&>(wide);
+  return (vf)(wide);
 }
 
 static inline vf load(const int8_t* p) {
@@ -76,8 +76,8 @@ static inline float top(vf x) {
 // 2^x for x <= 0 (any x below 127): a polynomial of degree 5 on [-1/2, 1/2], error under 2 ulp; 0 far below -126.
 static inline vf vexp2(vf x) {
 #if defined(__AVX512F__)
-  const __m512 n = _mm512_roundscale_ps(reinterpret_cast<__m512&>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const vf f = x - reinterpret_cast<const vf&>(n);
+  const __m512 n = _mm512_roundscale_ps((__m512)(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const vf f = x - (vf)(n);
 #else
   const vi tiny = x < splat(-126.0f);
   x = tiny ? splat(0.0f) : x;
@@ -91,11 +91,11 @@ static inline vf vexp2(vf x) {
   p = p * f + 6.9314696706e-01f;
   p = p * f + 1.0f;
 #if defined(__AVX512F__)
-  const __m512 out = _mm512_scalef_ps(reinterpret_cast<__m512&>(p), n);
-  return reinterpret_cast<const vf&>(out);
+  const __m512 out = _mm512_scalef_ps((__m512)(p), n);
+  return (vf)(out);
 #else
-  vi bits = reinterpret_cast<vi&>(p) + (reinterpret_cast<const vi&>(sum) << 23);
-  return tiny ? splat(0.0f) : reinterpret_cast<vf&>(bits);
+  vi bits = (vi)(p) + ((vi)(sum) << 23);
+  return tiny ? splat(0.0f) : (vf)(bits);
 #endif
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,6 +40,17 @@ def test_attention_counts_what_is_visible(monkeypatch: pytest.MonkeyPatch) -> No
         assert out.isfinite().all() and lse.isfinite().all()
 
 
+def test_few_rows_are_bound_by_weights_and_many_by_products() -> None:
+    spec = replace(tiny_spec([Span.full()], hidden=64), vocab_size=200)
+    found = {case.name: (case.amount, case.bound) for case in ops.linear_cases(spec, resolve_ops(), torch.bfloat16)}
+    kind = "int8" if resolve_ops().name == "native" else "bfloat16"
+    item = 1 if kind == "int8" else 2
+    assert found["linear down int8, rows 1"] == (64 * 24 * item, "memory")
+    assert found["linear gate_up int8, rows 512"] == (2 * 512 * 64 * 48, kind)
+    assert found["linear head none, rows 8"] == (200 * 64 * 2, "memory")
+    assert "linear head none, rows 512" not in found
+
+
 def test_a_run_gives_rates_beside_ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, folder = build("gemma3", tmp_path)
     monkeypatch.setattr(ops, "_REPEATS", 3)
@@ -56,8 +68,8 @@ def test_a_run_gives_rates_beside_ceilings(tmp_path: Path, monkeypatch: pytest.M
     assert (figure["unit"], figure["ceiling_per_s"], figure["runs"]) == ("GB/s", 1e9, 3)
     assert figure["per_s"] > 0 and figure["best_s"] <= figure["seconds"]
     assert said[0].startswith("attention decode, window, context 1000") and said[0].endswith("% of 1")
-    with pytest.raises(ConfigError, match=r"--only 'linear' is in no case's name"):
-        ops.run(str(folder), "bfloat16", "linear", threads)
+    with pytest.raises(ConfigError, match=r"--only 'conv' is in no case's name"):
+        ops.run(str(folder), "bfloat16", "conv", threads)
     with pytest.raises(ConfigError, match=r"--dtype 'int3' is unknown"):
         ops.run(str(folder), "int3", "", threads)
 
