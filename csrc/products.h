@@ -35,7 +35,7 @@ int64_t panels_of_piece(const Linear& l, int threads);
 void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, float* out, int64_t stride, int threads,
             Isa isa);
 
-// int8 weights of rows [out][in], type 0 float32 or 1 bfloat16, to where the layer's pointers point.
+// int8 or int4 weights of rows [out][in], type 0 float32 or 1 bfloat16, to where the layer's pointers point.
 void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa);
 
 // Finds the largest results of a head of int8 weights; keeps 6 of their 8 bits.

@@ -68,8 +68,8 @@ def test_a_run_gives_rates_beside_ceilings(tmp_path: Path, monkeypatch: pytest.M
     assert (figure["unit"], figure["ceiling_per_s"], figure["runs"]) == ("GB/s", 1e9, 3)
     assert figure["per_s"] > 0 and figure["best_s"] <= figure["seconds"]
     assert said[0].startswith("attention decode, window, context 1000") and said[0].endswith("% of 1")
-    with pytest.raises(ConfigError, match=r"--only 'conv' is in no case's name"):
-        ops.run(str(folder), "bfloat16", "conv", threads)
+    with pytest.raises(ConfigError, match=r"--only 'softmax' is in no case's name"):
+        ops.run(str(folder), "bfloat16", "softmax", threads)
     with pytest.raises(ConfigError, match=r"--dtype 'int3' is unknown"):
         ops.run(str(folder), "int3", "", threads)
 

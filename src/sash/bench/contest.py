@@ -28,8 +28,9 @@ class Sash:
     def precision(self) -> Precision:
         """In how many bytes weights and rows are kept, and in which type large products run."""
         config = self.llm.config
-        weights = {"int8": 1.0, "none": float(DTYPE_BYTES[config.dtype])}[config.quantization]
-        return Precision(weights, list(config.demand.dtypes), "int8" if weights == 1 else config.dtype)
+        # int4: half a byte, and two bytes of scale and two of least weight for every 32; the head stays int8.
+        weights = {"int8": 1.0, "int4": 0.625, "none": float(DTYPE_BYTES[config.dtype])}[config.quantization]
+        return Precision(weights, list(config.demand.dtypes), config.dtype if config.quantization == "none" else "int8")
 
     def answer(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[float, list[list[int]]]:
         """Answer all prompts at once: the moment (``time.perf_counter``) when each had its first token, and the
