@@ -40,3 +40,6 @@ _.n_tokens
 _.cache_size
 _.enable_prefix_caching
 _.hf_quantizer
+
+# The C++ step reads it.
+_.kv_type

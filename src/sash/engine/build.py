@@ -89,7 +89,6 @@ def assemble(spec: ModelSpec, config: ResolvedConfig, weights: dict[str, torch.T
 
 def _ops(config: ResolvedConfig) -> Ops:
     ops = resolve_ops(deterministic=config.options.deterministic, quantization=config.quantization)
-    config = replace(config, quantization=ops.quantization)
     logger().info(f"{ops.name} kernels" + (f": {ops.note}" if ops.note else ""))
     return ops
 
@@ -123,4 +122,7 @@ def _core(spec: ModelSpec, config: ResolvedConfig, ops: Ops, weights: Prepared) 
         KVPool(group, pages, config.demand.page_size, getattr(torch, dtype), decoder.device)
         for group, pages, dtype in zip(config.groups, config.pages, config.demand.dtypes, strict=True)
     )
-    return EngineCore(config, spec.vocab_size, Runner(spec, decoder, ops, config, pools))
+    runner = Runner(spec, decoder, ops, config, pools)
+    if runner.op_by_op and ops.name == "native":
+        logger().info(f"layers run op by op: {runner.op_by_op}")
+    return EngineCore(replace(config, quantization=ops.quantization), spec.vocab_size, runner)

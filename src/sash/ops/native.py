@@ -27,7 +27,6 @@ def load() -> tuple[ModuleType | None, str]:
         ConfigError: SASH_ISA names one that this processor or sash lacks.
     """
     try:
-        # After torch, whose threads it shares.
         import sash._native as _native
     except ImportError as error:
         return None, f"the C++ kernels are not built ({error}); install sash with a C++ compiler at hand"
