@@ -74,7 +74,7 @@ namespace avx2 { void attention_piece(const AttentionCall&, AttentionPlan&, int6
 namespace portable { void attention_piece(const AttentionCall&, AttentionPlan&, int64_t i); }
 AttentionPiece attention_piece(Isa);
 
-// All pieces, on threads of its own.
+// All pieces, on the process's worker threads.
 void attention(const AttentionCall&, Isa);
 
 }  // namespace sash

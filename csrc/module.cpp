@@ -200,7 +200,10 @@ void bind_step(nb::module_& m) {
     linear(l, at<float>(x), x_stride, rows, const_cast<float*>(at<float>(out)), stride, threads, chosen);
   });
   nb::class_<Search>(m, "Search")
-      .def("__init__", [](Search* self, const Linear& head, int threads) { new (self) Search(head, threads, chosen); })
+      .def("__init__", [](Search* self, const Linear& head, int threads) {
+        nb::gil_scoped_release release;
+        new (self) Search(head, threads, chosen);
+      })
       .def("best", [](Search& self, int64_t x, int64_t stride, int64_t rows, int threads) {
         std::pair<std::vector<int64_t>, std::vector<float>> out{std::vector<int64_t>(rows), std::vector<float>(rows)};
         nb::gil_scoped_release release;

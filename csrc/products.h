@@ -38,7 +38,7 @@ void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, flo
 // int8 or int4 weights of rows [out][in], type 0 float32 or 1 bfloat16, to where the layer's pointers point.
 void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa);
 
-// Finds the largest results of a head of int8 weights; keeps 6 of their 8 bits.
+// Finds the largest results of a head of int8 weights; keeps 6 of their 8 bits. One search at a time.
 class Search {
  public:
   Search(const Linear& head, int threads, Isa isa);
@@ -48,6 +48,7 @@ class Search {
 
  private:
   Linear head_;
+  bool finite_ = true;
   Screening screening_;
   Buffer weight_, offset_, bound_, acts_, scales_, totals_, lengths_, results_;
 };

@@ -1,4 +1,4 @@
-// Many rows to int8, on threads of their own.
+// Many rows to int8, on the process's worker threads.
 #include "quantise.h"
 
 #include "team.h"

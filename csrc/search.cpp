@@ -19,6 +19,7 @@ Search::Search(const Linear& head, int threads, Isa isa) : head_(head) {
   screening_.weight = weight_.as<void>();
   screening_.offset = offset_.as<int32_t>();
   screening_.bound = bound_.as<float>();
+  for (int64_t row = 0; row < head_.out; row++) finite_ = finite_ && std::isfinite(head_.scale[row]);
   const Kernels& k = kernels(isa);
   Team::lead(threads, [&](Team& team) {
     team.each(head_.panels(), [&](int64_t panel) {
@@ -32,8 +33,7 @@ void Search::best(const float* x, int64_t x_stride, int64_t rows, int64_t* index
   const Kernels& k = kernels(isa);
   const Linear& l = head_;
   const int64_t width = l.width(), bytes = l.row_bytes();
-  // A step reads 16 inputs, which may be more than a row has.
-  acts_.reserve(rows * bytes + 64);
+  acts_.reserve(rows * bytes);
   scales_.reserve(rows * 4);
   totals_.reserve(rows * 4);
   lengths_.reserve(rows * 4);
@@ -56,8 +56,8 @@ void Search::best(const float* x, int64_t x_stride, int64_t rows, int64_t* index
         sum += whole, squares += whole * whole;
       }
       totals_.as<float>()[r] = 1.5f * static_cast<float>(sum);
-      // Results are sums of whole numbers below 2^24, scaled twice: they round by less than a millionth of what the
-      // longest weight and the row could give.
+      // A result of n inputs is at most 127 √n times the row's length and rounds some six times, by 2^-24 each; what is
+      // cut off is at least √n / 2 long, so that a thousandth of its bound is ten times more.
       lengths_.as<float>()[r] = std::sqrt(static_cast<float>(squares)) * scales_.as<float>()[r] * 1.001f;
     }
     team.each(pieces, [&](int64_t i) {
@@ -77,7 +77,7 @@ void Search::best(const float* x, int64_t x_stride, int64_t rows, int64_t* index
     value[r] = -std::numeric_limits<float>::infinity();
     for (int64_t i = 0; i < pieces; i++)
       if (highest[i * rows + r] > value[r]) value[r] = highest[i * rows + r], index[r] = found[i * rows + r];
-    if (!std::isfinite(scales_.as<float>()[r])) value[r] = std::numeric_limits<float>::quiet_NaN();
+    if (!finite_ || !std::isfinite(scales_.as<float>()[r])) value[r] = std::numeric_limits<float>::quiet_NaN();
     index[r] = std::min(index[r], l.out - 1);
   }
 }

@@ -22,12 +22,27 @@ void rest(int spins) {
   if (spins > SPINS) std::this_thread::yield();
 }
 
+#if defined(__linux__)
+// The processors of the thread that asks first: the process's, before anything was pinned.
+cpu_set_t all_processors() {
+  static const cpu_set_t set = [] {
+    cpu_set_t now;
+    CPU_ZERO(&now);
+    pthread_getaffinity_np(pthread_self(), sizeof now, &now);
+    return now;
+  }();
+  return set;
+}
+#endif
+
 void move_to(const std::vector<int>& processors, int number) {
 #if defined(__linux__)
-  if (processors.empty()) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(processors[number % processors.size()], &set);
+  cpu_set_t set = all_processors();
+  if (!processors.empty()) {
+    CPU_ZERO(&set);
+    if (number > 0) CPU_SET(processors[number % processors.size()], &set);
+    else for (int processor : processors) CPU_SET(processor, &set);
+  }
   pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 #else
   (void)processors, (void)number;
@@ -44,16 +59,26 @@ Team& Team::the() {
 
 void Team::open(int threads) {
   for (; helpers_ < threads - 1; helpers_++) std::thread(&Team::help, this, helpers_ + 1).detach();
+  const bool more = threads > threads_;
   threads_ = threads;
-  wanted_.store(threads - 1, std::memory_order_relaxed);
+  wanted_.store(threads - 1, std::memory_order_seq_cst);
   settle(0);
-  if (threads > 1) wake();
+  if (more) {
+    // Those who weren't wanted sleep without being counted.
+    std::lock_guard<std::mutex> lock(bed_);
+    bell_.notify_all();
+  } else if (threads > 1) {
+    wake();
+  }
 }
 
 void Team::pin(const std::vector<int>& processors) {
   Team& team = the();
   std::lock_guard<std::mutex> turn(team.turn_);
   std::lock_guard<std::mutex> lock(team.bed_);
+#if defined(__linux__)
+  all_processors();
+#endif
   team.processors_ = processors;
   team.pinned_.fetch_add(1, std::memory_order_release);
 }
@@ -100,12 +125,12 @@ void Team::help(int number) {
     rest(spins++);
     if (spins < SPINS + YIELDS) continue;
     std::unique_lock<std::mutex> lock(bed_);
-    asleep_.fetch_add(1, std::memory_order_seq_cst);
+    const bool wanted = number <= wanted_.load(std::memory_order_seq_cst);
+    if (wanted) asleep_.fetch_add(1, std::memory_order_seq_cst);
     // Work that was handed out before this thread counted as asleep has rung no bell.
     const int64_t piece = static_cast<int64_t>(ticket_.load(std::memory_order_seq_cst) & CLOSED);
-    if (number > wanted_.load(std::memory_order_relaxed) || piece >= pieces_.load(std::memory_order_acquire))
-      bell_.wait(lock);
-    asleep_.fetch_sub(1, std::memory_order_seq_cst);
+    if (!wanted || piece >= pieces_.load(std::memory_order_acquire)) bell_.wait(lock);
+    if (wanted) asleep_.fetch_sub(1, std::memory_order_seq_cst);
     spins = 0;
   }
 }

@@ -29,17 +29,19 @@ class Team {
 
   int threads() const { return threads_; }
 
-  // f(i) for each i below `pieces`, in any order and on any thread; returns when all are done.
+  // f(i) for each i below `pieces`, in any order and on any thread; returns when all are done. What a piece throws,
+  // memory that is missing, ends the process: other threads may be at work on what it would unwind.
   template <class F>
   void each(int64_t pieces, F&& f) {
     if (threads_ <= 1 || pieces <= 1) {
       for (int64_t i = 0; i < pieces; i++) f(i);
       return;
     }
-    run(pieces, [](void* context, int64_t i) { (*static_cast<std::remove_reference_t<F>*>(context))(i); }, &f);
+    run(pieces, [](void* context, int64_t i) noexcept { (*static_cast<std::remove_reference_t<F>*>(context))(i); }, &f);
   }
 
-  // Processors of the leader and the helpers in order, repeated as needed; none: wherever the system puts them.
+  // Processors of the helpers in order, from the second on, repeated as needed. The leading thread may run on all of
+  // them, as whatever it starts does. None: the processors that the process had.
   static void pin(const std::vector<int>& processors);
 
  private:

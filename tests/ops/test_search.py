@@ -67,3 +67,26 @@ def test_the_weights_that_were_rounded_to_their_end(kernels: Any) -> None:
     x = torch.tensor([[-1.0] + [0.01] * 15, [1.0] + [-0.01] * 15])
     found, wanted = both(kernels, weight, x)
     assert found == wanted
+
+
+@pytest.mark.parametrize("inputs", [2304, 4096])
+def test_sums_beyond_what_float32_counts_are_still_told_apart(kernels: Any, inputs: int) -> None:
+    # The rotation of a unit vector is flat: all whole numbers are ±127 and sums pass 2^24.
+    noise = torch.Generator().manual_seed(inputs)
+    near = packed.rotate(torch.sign(torch.randn(1, inputs, generator=noise)), packed.empty(1, inputs, "int8").block)
+    weight = near + 2e-3 * torch.randn(200, inputs, generator=noise)
+    found, wanted = both(kernels, weight, near.clone())
+    assert found == wanted
+
+
+def test_a_weight_that_is_no_number_spoils_its_row_and_the_search(kernels: Any) -> None:
+    weight = torch.randn(70, 32)
+    weight[40, 3] = float("nan")
+    head = packed.pack(weight, "int8")
+    mine = native_linear.pack(weight, "int8")
+    assert isinstance(mine, packed.PackedLinear) and mine.scale is not None and head.scale is not None
+    for packed_head in (head, mine):
+        assert packed_head.scale is not None
+        assert packed_head.scale.isnan().nonzero().flatten().tolist() == [40]
+    found, wanted = both(kernels, weight, torch.ones(1, 32))
+    assert found[1][0] != found[1][0] and wanted[1][0] != wanted[1][0]

@@ -245,6 +245,11 @@ class EngineConfig:
 
     def _quantization(self, machine: Machine) -> str:
         """What the ops are asked for; auto is left to them where int8 is welcome."""
+        if self.quantization in ("int8", "int4") and machine.device != "cpu":
+            raise ConfigError(
+                f"quantization={self.quantization} has kernels for the CPU alone, not for {machine.device}: "
+                "use quantization=none, or device=cpu"
+            )
         if self.quantization != "auto":
             return self.quantization
         exact = self.dtype in ("float32", "float16") or self.deterministic or machine.device != "cpu"

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
+import os
+import time
 from collections.abc import Mapping
 from dataclasses import fields
 from hashlib import blake2b
@@ -34,6 +36,7 @@ ALIGNMENT = 64
 DIGEST_BYTES = 32
 # Bytes per checksum; also what is read at once between two reports of progress.
 BLOCK = 1 << 24
+_PART_SECONDS = 3600
 # Smaller models are converted in no time.
 MIN_BYTES = 1 << 26
 
@@ -48,7 +51,9 @@ class WeightCache:
     """
 
     def __init__(self, source: Path, variant: str, form: str) -> None:
-        files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
+        # An index says which shards count.
+        patterns = ("*.safetensors", "*.safetensors.index.json")
+        files = sorted(file for p in patterns for file in source.glob(p)) if source.is_dir() else [source]
         stats = [(file.name, stat.st_size, stat.st_mtime_ns) for file in files for stat in (file.stat(),)]
         self.identity = json.dumps([str(source.resolve()), stats, variant, form])
         self._family = f"weights-{_digest(str(source.resolve()))}-{variant}"
@@ -62,7 +67,7 @@ class WeightCache:
             return None
         try:
             with path.open("rb", buffering=0) as file:
-                header = _read_header(file, path.stat().st_size)
+                header = _read_header(file, os.fstat(file.fileno()).st_size)
                 if header["identity"] != self.identity:
                     raise ValueError("they belong to another model")
                 data = _read(file, header["bytes"], progress)
@@ -103,7 +108,9 @@ class WeightCache:
             folder = cache_dir()
             write_whole(folder / self._name, [_header_bytes(header), data.numpy().data])
             for old in folder.glob(f"{self._family}-*"):
-                if old.name != self._name and not old.name.endswith(".part"):
+                # A part is somebody's who writes at this moment, or of a process that was killed.
+                fresh = old.name.endswith(".part") and time.time() - old.stat().st_mtime < _PART_SECONDS
+                if old.name != self._name and not fresh:
                     old.unlink(missing_ok=True)
         except (OSError, ModelError) as error:
             logger().warning(f"converted weights can't be kept for the next start: {error}")
