@@ -18,6 +18,11 @@ if native.load()[0] is None:
     pytest.skip("the C++ kernels are not built", allow_module_level=True)
 
 
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SASH_KERNELS", "native")
+
+
 def scores(folder: Path, *, fused: bool, quantization: str, chunk: int) -> torch.Tensor:
     """Log-probabilities [T - 1] of a prompt's tokens, in chunks of so many."""
     options = EngineConfig(
