@@ -37,7 +37,7 @@ def main() -> int:
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "OMP_NUM_THREADS": "2",
     }
-    arguments = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not e2e", *(sys.argv[1:] or TESTS)]
+    arguments = ["-q", "-p", "no:cacheprovider", "--capture=sys", "-m", "not slow and not e2e", *(sys.argv[1:] or TESTS)]
     code = RUN.format(site=str(SITE), arguments=arguments)
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=False).returncode
 

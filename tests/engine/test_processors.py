@@ -63,4 +63,4 @@ def test_threads_and_processors_are_as_asked_for() -> None:
     """In a process of its own, whose main thread stays pinned."""
     if native.load()[0] is None:
         pytest.skip("the C++ kernels are not built")
-    subprocess.run([sys.executable, "-c", CODE], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", CODE], check=True, timeout=120, env=os.environ | {"SASH_KERNELS": "native"})
