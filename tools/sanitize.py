@@ -30,14 +30,26 @@ def main() -> int:
     """Exit code of the tests; the first report of a sanitizer ends them."""
     build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(SITE)]
     subprocess.run([*build, "-C", "cmake.define.SASH_SANITIZE=ON", str(ROOT)], check=True)
-    library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    # Before Python, which links neither; the second, so that exceptions of torch are found to be thrown.
+    names = ("libasan.so", "libstdc++.so")
+    found = [
+        subprocess.run(["g++", f"-print-file-name={n}"], capture_output=True, text=True, check=True) for n in names
+    ]
     environment = os.environ | {
-        "LD_PRELOAD": library.stdout.strip(),
+        "LD_PRELOAD": " ".join(done.stdout.strip() for done in found),
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "OMP_NUM_THREADS": "2",
     }
-    arguments = ["-q", "-p", "no:cacheprovider", "--capture=sys", "-m", "not slow and not e2e", *(sys.argv[1:] or TESTS)]
+    arguments = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--capture=sys",
+        "-m",
+        "not slow and not e2e",
+        *(sys.argv[1:] or TESTS),
+    ]
     code = RUN.format(site=str(SITE), arguments=arguments)
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=False).returncode
 
