@@ -122,7 +122,7 @@ void add_view(Step& step, const std::vector<int64_t>& a) {
   step.views.push_back(v);
 }
 
-void bind_step(nb::module_& m) {
+void bind_layers(nb::module_& m) {
   nb::class_<Linear> linear_type(m, "Linear");
   linear_type.def(nb::init<>())
       .def_rw("kind", &Linear::kind)
@@ -163,7 +163,9 @@ void bind_step(nb::module_& m) {
   address(layer, "v_pool", &Layer::v_pool);
   address(layer, "k_pool_scale", &Layer::k_pool_scale);
   address(layer, "v_pool_scale", &Layer::v_pool_scale);
+}
 
+void bind_step(nb::module_& m) {
   nb::class_<Step> step(m, "Step");
   step.def(nb::init<>())
       .def_rw("rows", &Step::rows)
@@ -195,6 +197,9 @@ void bind_step(nb::module_& m) {
       .def("forward", [](Model& self, const Step& s) { self.forward(s, chosen); }, nb::call_guard<nb::gil_scoped_release>());
   address(model, "final_norm", &Model::final_norm);
 
+}
+
+void bind_products(nb::module_& m) {
   m.def("linear", [](const Linear& l, int64_t x, int64_t x_stride, int64_t rows, int64_t out, int64_t stride, int threads) {
     nb::gil_scoped_release release;
     linear(l, at<float>(x), x_stride, rows, const_cast<float*>(at<float>(out)), stride, threads, chosen);
@@ -249,6 +254,8 @@ NB_MODULE(_native, m) {
   m.def("isa", [] { return std::string(sash::name_of(sash::chosen)); });
   m.def("set_isa", [](const std::string& name) { sash::chosen = sash::isa_of(name); });
   m.def("attention", &sash::attention_call);
+  sash::bind_layers(m);
   sash::bind_step(m);
+  sash::bind_products(m);
   m.def("quantise", &sash::quantise_call);
 }

@@ -121,12 +121,21 @@ def test_the_text_is_repeated_as_needed_and_its_beginning_stays() -> None:
     assert topics_ids(short, 8) == [7, 8, 9, 7, 8, 9, 7, 8]  # type: ignore[arg-type]
 
 
-def test_starts_are_timed_until_the_first_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    # sleep after the text isn't counted.
-    monkeypatch.setattr(own, "_MAIN", "import time; print('A', flush=True); time.sleep(0.5)")
-    started = time.perf_counter()
-    [seconds] = own.first_token_s("m", {}, starts=1)
-    assert 0 < seconds < time.perf_counter() - started - 0.4
+def test_starts_are_timed_until_the_first_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The command ends once the clock has been read for the second time: whoever waits for its end first waits for ever.
+    read = tmp_path / "read"
+    code = f"import os, time\nprint('A', flush=True)\nwhile not os.path.exists({str(read)!r}): time.sleep(0.01)"
+    moments: list[float] = []
+
+    def clock() -> float:
+        moments.append(2.0 * len(moments))
+        if len(moments) == 2:
+            read.touch()
+        return moments[-1]
+
+    monkeypatch.setattr(own, "_MAIN", code)
+    monkeypatch.setattr(own, "time", SimpleNamespace(perf_counter=clock))
+    assert own.first_token_s("m", {}, starts=1) == [2.0]
     monkeypatch.setattr(own, "_MAIN", "import sys; sys.exit(f'sash: no model, only {sys.argv[1:]}')")
     with pytest.raises(SashError, match=r"sash generate failed: sash: no model, only \['generate', 'm'.*'--page-size'"):
         own.first_token_s("m", {"page_size": 32}, starts=1)

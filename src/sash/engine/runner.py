@@ -62,7 +62,7 @@ class Runner:
         self._place = {layer: (g, i) for g, group in enumerate(config.groups) for i, layer in enumerate(group.layers)}
         self.device = decoder.device
         planes = [pools[g].layers[i] for g, i in (self._place[layer] for layer in range(len(spec.layers)))]
-        self.op_by_op = obstacle(decoder, planes)
+        self.op_by_op = obstacle(decoder)
         self._fused = None if self.op_by_op else FusedDecoder(decoder, planes)
         self._logits = decoder.logits if self._fused is None else self._fused.logits
 

@@ -36,11 +36,11 @@ class View(Protocol):
     def late(self) -> tuple[Index, Index] | None: ...
 
 
-def obstacle(decoder: Decoder, planes: Sequence[Planes]) -> str:
+def obstacle(decoder: Decoder) -> str:
     """Why this model must run op by op; empty where it need not."""
     if decoder.ops.name != "native" or decoder.device.type != "cpu":
         return f"{decoder.ops.name} ops on {decoder.device.type}"
-    if any(isinstance(layer.mlp, GatedMlp) is False for layer in decoder.layers):
+    if not all(isinstance(layer.mlp, GatedMlp) for layer in decoder.layers):
         return "a mixture of experts"
     if any(layer.mlp.activation not in _ACTIVATIONS for layer in decoder.layers if isinstance(layer.mlp, GatedMlp)):
         return "an activation of its own"

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from sash.ops import base, packed, torch_ops
 from sash.ops.base import Weight
 from sash.ops.native import TYPES
-from sash.ops.packed import KINDS, PackedLinear
+from sash.ops.packed import KINDS, PANEL, PackedLinear
 
 
 def pack(weight: torch.Tensor, quantization: str) -> Weight:
@@ -46,7 +46,7 @@ def describe(weight: PackedLinear, bias: torch.Tensor | None = None) -> Describe
             setattr(out, name, tensor.data_ptr())
             tensors.append(tensor)
     if bias is not None:
-        padded = F.pad(bias.float(), (0, -len(bias) % 64)).contiguous()
+        padded = F.pad(bias.float(), (0, -len(bias) % PANEL)).contiguous()
         out.bias = padded.data_ptr()
         tensors.append(padded)
     return Described(out, tuple(tensors))
@@ -97,7 +97,7 @@ def product(x: torch.Tensor, weight: Described, room: torch.Tensor | None = None
     import sash._native as _native
 
     native = weight.native
-    width = -(-native.outputs // 64) * 64
+    width = -(-native.outputs // PANEL) * PANEL
     out = torch.empty(x.shape[0], width) if room is None else room[: x.shape[0]]
     _native.linear(native, x.data_ptr(), x.stride(0), x.shape[0], out.data_ptr(), width, torch.get_num_threads())
     return out[:, : native.outputs]
