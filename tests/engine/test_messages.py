@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,7 +50,7 @@ ADD = st.builds(
     answer_ids=st.lists(st.text(), max_size=3).map(tuple),
     prompt_token_ids=MANY,
     params=PARAMS,
-    seeds=st.lists(st.integers(), max_size=3).map(tuple),
+    seeds=st.lists(st.integers(0, 2**64 - 1), max_size=3).map(tuple),
     stop_token_ids=MANY,
 )
 UPDATE = st.builds(
@@ -69,18 +70,20 @@ UPDATE = st.builds(
 @settings(max_examples=60)
 @given(ADD | UPDATE | st.builds(CancelRequest, st.text()))
 def test_every_message_survives(message: AddRequest | CancelRequest | Update) -> None:
-    data = encode(message)
+    data = encode([message, message])
     assert isinstance(data, bytes)
-    assert decode(data) == message
+    assert decode(data) == [message, message]
 
 
 def test_scores_of_impossible_tokens_survive() -> None:
     message = Update("0.0", logprobs=(TokenLogprobs(3, -math.inf, 101, (1,), (-0.25,)),))
-    assert decode(encode(message)) == message
+    assert decode(encode([message])) == [message]
 
 
 @pytest.mark.parametrize(
-    "data", [b'["Delete", {}]', b"[]", b"{", b"3", b'["CancelRequest", {"id": "1"}]', b'["Update"]']
+    "data",
+    [msgspec.msgpack.encode(wrong) for wrong in ([["Delete", "0.0"]], {}, 3, [["CancelRequest", 1]], [["Update"]])]
+    + [b"", b"\xc1", encode([CancelRequest("0.0")])[:-1]],
 )
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
@@ -96,7 +99,7 @@ class SerialisedCore:
 
     def _through(self, message: object) -> object:
         self.sent += 1
-        return decode(encode(message))  # type: ignore[arg-type]
+        return decode(encode([message]))[0]  # type: ignore[list-item]
 
     def check_request(self, request: AddRequest) -> None:
         self._core.check_request(self._through(request))  # type: ignore[arg-type]

@@ -122,9 +122,9 @@ def _judge(row: Row, rig: Rig, answers: Answers, life: Life) -> None:
         rig.assert_answer(VICTIM, victim)
         if row["life"] == "request fails":
             assert victim.finish_reason == "error" and "scripted failure" in (victim.error or "")
-            assert rig.core.num_failed_steps == 2
+            assert rig.core.counters.failed_steps == 2
         else:
             assert victim.finish_reason == ("cancelled" if life.happened else "length")
     if row["life"].startswith("step fails"):
-        assert rig.core.num_failed_steps == 1
+        assert rig.core.counters.failed_steps == 1
     rig.assert_exact(answers)

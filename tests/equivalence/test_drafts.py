@@ -275,7 +275,7 @@ def test_preempted_with_drafts_and_resumed(model: str) -> None:
     plain = plain_run(MIX, SPANS[model])
 
     def preempt(core: EngineCore, answers: Answers) -> None:
-        if core.num_steps in (6, 9, 14) and core.scheduler.running:
+        if core.counters.steps in (6, 9, 14) and core.scheduler.running:
             core.scheduler.preempt(core.scheduler.running[0])
 
     rig, _ = engine(SPANS[model])
@@ -307,7 +307,7 @@ def test_a_step_that_raises_once_is_repeated_in_place(model: str, at: int, after
     rig, recorder = engine(SPANS[model])
     rig.wrap(lambda inner: FailingRunner(inner, victim="a", at=at, after=after))
     assert_same(rig.run(MIX, Prophets(plain)), plain)
-    assert rig.core.num_failed_steps == 1
+    assert rig.core.counters.failed_steps == 1
     tries = [i for p in recorder.plans for i in p.items if i.request_id == "a"]
     assert sum(i.start == 0 for i in tries) == 1, "it started again from position 0"
     if after:
@@ -370,8 +370,8 @@ def test_text_that_repeats_itself_takes_fewer_steps(temperature: float) -> None:
     rig, _ = engine()
     drafted = rig.run(asked)
     assert_same(drafted, plain)
-    assert rig.core.num_steps < plain_rig.core.num_steps
-    stats = rig.core.stats()
-    assert 0 < stats["accepted_tokens"] < stats["draft_tokens"]
+    assert rig.core.counters.steps < plain_rig.core.counters.steps
+    report = rig.core.report()
+    assert 0 < report.accepted_tokens < report.draft_tokens
     told = [(a.draft_tokens, a.accepted_tokens) for a in drafted.values()]
-    assert (sum(d for d, _ in told), sum(a for _, a in told)) == (stats["draft_tokens"], stats["accepted_tokens"])
+    assert (sum(d for d, _ in told), sum(a for _, a in told)) == (report.draft_tokens, report.accepted_tokens)

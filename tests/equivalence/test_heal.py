@@ -100,7 +100,7 @@ def test_windows_rebuilt_from_the_full_layers_rows_give_the_same_scores(
     healer = Healer(rig, n)
     rig.core.runner = healer
     rig.assert_exact(rig.run([Request("a", random_tokens(n, 1), 20)]))
-    assert healer.healed and rig.core.num_failed_steps == 0
+    assert healer.healed and rig.core.counters.failed_steps == 0
     # What the step's K and V cost: exactly the rows of the formula.
     start, first_rows, _ = heal_rows(spans, n)
     enter = [start, *first_rows[:-1]]

@@ -64,7 +64,7 @@ def test_linear_layers_are_called_once_per_step_however_many_requests_it_holds()
     ops = registry.resolve_ops(kernels="torch")
 
     def linear(*args: torch.Tensor) -> torch.Tensor:
-        calls[rig.core.num_steps] += 1
+        calls[rig.core.counters.steps] += 1
         return ops.linear(*args)
 
     counted: Ops = replace(ops, linear=linear)
@@ -111,7 +111,7 @@ def test_cancel_in_every_state_returns_the_pages_and_harms_nobody(state: str) ->
             return
         running = ticket in core.scheduler.running
         due = {
-            "queued": not running and core.num_steps > 3,
+            "queued": not running and core.counters.steps > 3,
             "prefill": running and 0 < ticket.computed < ticket.prompt_tokens,
             "decode": len(answers["victim"].tokens) == W,
             "before anything": True,
@@ -225,7 +225,7 @@ def test_a_step_that_raises_once_costs_nobody_a_token(at: int, after: bool) -> N
     rig, _ = engine()
     rig.wrap(lambda inner: FailingRunner(inner, victim="a", at=at, after=after))
     answers = rig.run([ask("a", 13, 20), ask("b", 4, 25), ask("c", 30, 6, at_step=1)])
-    assert rig.core.num_failed_steps == 1
+    assert rig.core.counters.failed_steps == 1
     rig.assert_exact(answers)
 
 
@@ -237,7 +237,7 @@ def test_a_request_that_always_raises_fails_alone(prompt: int, after: bool) -> N
     answers = rig.run([ask("a", 13, 20), ask("b", 4, 25), ask("bad", prompt, 6, at_step=2), ask("c", 8, 5, at_step=3)])
     bad = answers.pop("bad")
     assert bad.finish_reason == "error" and "RuntimeError: a scripted failure" in (bad.error or "")
-    assert rig.core.num_failed_steps == 2
+    assert rig.core.counters.failed_steps == 2
     rig.assert_exact(answers)
 
 
@@ -332,7 +332,7 @@ def test_a_fork_whose_step_raises_is_made_again(after: bool) -> None:
     rig, _ = engine()
     rig.wrap(lambda inner: FailingRunner(inner, victim="p", at=14, after=after))
     answers = rig.run([ask("mate", 5, 20), siblings(3)])
-    assert rig.core.num_failed_steps == 1
+    assert rig.core.counters.failed_steps == 1
     for i, name in enumerate(("p", "p#1", "p#2")):
         alone = engine()[0].run([replace(siblings(1), seed=40 + i)])["p"]
         assert answers[name].tokens == alone.tokens, name

@@ -103,7 +103,7 @@ def test_deterministic_survives_preemption_bit_for_bit() -> None:
     calm, preempted = engine(deterministic=True).run(MIX), engine(deterministic=True)
 
     def preempt(core: harness.EngineCore, answers: harness.Answers) -> None:
-        if core.num_steps in (7, 12, 20) and core.scheduler.running:
+        if core.counters.steps in (7, 12, 20) and core.scheduler.running:
             core.scheduler.preempt(core.scheduler.running[0])
 
     again = preempted.run(MIX, preempt)

@@ -225,3 +225,27 @@ def test_a_step_whose_pinned_page_stays_can_only_be_repeated_while_the_others_do
     assert not table.repeatable(16), "rows 4 ... 15 are overwritten, whatever is pinned"
     table.reserve(76, 1)
     assert table.repeatable(76)
+
+
+def test_a_page_map_tells_who_stands_where() -> None:
+    books = ledger(share=2)
+    assert books.page_map(1) == [("", 20)]
+    assert books.admit("a", 10, 10, 30) and books.reserve("a", 0, 10) is not None
+    assert books.admit("b", 5, 5, 30) and books.reserve("b", 0, 5) is not None
+    assert books.page_map(1) == [("a", 3), ("b", 2), ("", 15)]
+    books.release("a")
+    assert books.page_map(1) == [("", 3), ("b", 2), ("", 15)]
+
+
+def test_what_slides_and_what_is_written_is_counted() -> None:
+    books = ledger(share=2)
+    assert books.admit("a", 10, 10, 40) and books.reserve("a", 0, 10) is not None
+    window, full = books.stats()
+    held, written = window.held, window.written_rows
+    assert (window.slid, full.slid, full.written_rows) == (0, 0, 10)
+    for row in range(10, 30):
+        assert books.reserve("a", row, 1) is not None
+    window, full = books.stats()
+    assert window.written_rows == written + 20 and full.written_rows == 30
+    # Rows 10 to 29 lie on pages 2 to 7: the table has no room for more than it held, so each newer page took one over.
+    assert window.slid == 7 - 2 - (window.held - held) and full.slid == 0

@@ -5,22 +5,22 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
 from sash.engine.drafts import PromptLookup
 from sash.engine.messages import AddRequest, CancelRequest, Update
+from sash.engine.report import EngineReport
 from sash.engine.runner import StepResult
 from sash.engine.sequence import Sequence
+from sash.engine.telemetry import Counters, make_report
 from sash.kv.ledger.ledger import Ledger
 from sash.ops.sampling import sampler_state
 from sash.scheduler.plan import StepItem, StepPlan
 from sash.scheduler.scheduler import Scheduler, Ticket
 from sash.spec.config import ResolvedConfig
 from sash.spec.errors import LedgerError, RequestError
-from sash.spec.footprint import uniform_bytes
 from sash.spec.log import logger
 from sash.spec.sampling import TokenLogprobs
 
@@ -65,10 +65,7 @@ class EngineCore:
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._updates: list[Update] = []
-        self._uniform_peak = 0
-        self.num_steps = 0
-        self.num_failed_steps = 0
-        self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.counters = Counters()
 
     @property
     def has_work(self) -> bool:
@@ -182,6 +179,7 @@ class EngineCore:
         plan = self.scheduler.schedule()
         if plan is not None:
             self._note_step(plan)
+            started = self._clock()
             try:
                 result = self.runner.run(plan, self._sequences)
             except Exception as error:
@@ -193,6 +191,7 @@ class EngineCore:
                 self.scheduler.settle(plan, {i.request_id: result.accepted(i) for i in plan.items if i.num_drafts})
                 for item in plan.items:
                     self._settle(item, result)
+            self.counters.busy_s += self._clock() - started
             if self.config.options.debug:
                 self.scheduler.check()
         elif self._sequences and not self._updates:
@@ -215,17 +214,12 @@ class EngineCore:
                 ticket.drafts = len(seq.draft)
 
     def _note_step(self, plan: StepPlan) -> None:
-        self.num_steps += 1
+        self.counters.note_step(plan, self.config.demand, self.scheduler.running)
         now = self._clock()
         for item in plan.items:
             for answer_id in (item.request_id, *item.forks):
                 seq = self._sequences[answer_id]
                 seq.scheduled_at_s = seq.scheduled_at_s or now
-        demand = self.config.demand
-        uniform = sum(
-            uniform_bytes(demand.groups, t.scheduled, demand.page_size, demand.dtypes) for t in self.scheduler.running
-        )
-        self._uniform_peak = max(self._uniform_peak, uniform)
 
     def _settle(self, item: StepItem, result: StepResult) -> None:
         """Tell of one item's progress and tokens."""
@@ -234,8 +228,9 @@ class EngineCore:
         seq = self._sequences[item.request_id]
         if item.request_id in result.prompt_scores and seq.prompt_scores is not None:
             seq.prompt_scores += result.prompt_scores[item.request_id]
+        self.counters.prompt_tokens += max(min(item.end, seq.prompt_tokens) - item.start, 0)
         if not item.samples:
-            self._updates.append(replace(self._update(seq), computed_tokens=item.end))
+            self._updates.append(self._update(seq))
             return
         for answer_id in (item.request_id, *item.forks):
             if answer_id in result.errors:
@@ -247,8 +242,8 @@ class EngineCore:
         """An update per token, so that drafts change nothing in what is told; none after the answer's end."""
         scores = result.logprobs.get(seq.answer_id, [])
         if item.num_drafts and seq.lookup is not None:
-            self.num_draft_tokens += item.num_drafts
-            self.num_accepted_tokens += result.accepted(item)
+            self.counters.draft_tokens += item.num_drafts
+            self.counters.accepted_tokens += result.accepted(item)
             seq.lookup.settle(item.num_drafts, result.accepted(item))
             seq.draft_tokens += item.num_drafts
             seq.accepted_tokens += result.accepted(item)
@@ -259,22 +254,20 @@ class EngineCore:
     def _take_token(self, seq: Sequence, token: int, scores: list[TokenLogprobs]) -> None:
         before = seq.generated
         reason = seq.append(token)
-        prompt_scores = None
-        if seq.prompt_scores is not None and before == 0:
-            prompt_scores = tuple(seq.prompt_scores)
         taken = seq.generated > before
-        update = replace(
-            self._update(seq),
+        self.counters.generation_tokens += taken
+        update = self._update(
+            seq,
             token_ids=(token,) if taken else (),
             logprobs=tuple(scores) if taken else (),
-            prompt_logprobs=prompt_scores,
+            prompt_logprobs=None if seq.prompt_scores is None or before else tuple(seq.prompt_scores),
+            finish_reason=reason,
         )
-        if reason is None:
-            self._updates.append(update)
-        else:
-            self._finish(seq.answer_id, reason, update=update)
+        self._updates.append(update)
+        if reason is not None:
+            self._close(seq.answer_id)
 
-    def _update(self, seq: Sequence) -> Update:
+    def _update(self, seq: Sequence, **news: Any) -> Update:
         ticket = self.scheduler.find(seq.answer_id)
         return Update(
             seq.answer_id,
@@ -283,18 +276,22 @@ class EngineCore:
             draft_tokens=seq.draft_tokens,
             accepted_tokens=seq.accepted_tokens,
             scheduled_at_s=seq.scheduled_at_s,
+            **news,
         )
 
-    def _finish(self, answer_id: str, reason: str, error: str | None = None, update: Update | None = None) -> None:
-        """Close an answer: pages back, last update out."""
-        seq = self._sequences.pop(answer_id)
-        update = update or self._update(seq)
+    def _finish(self, answer_id: str, reason: str, error: str | None = None) -> None:
+        """End an answer without a token: last update out, pages back."""
+        self._updates.append(self._update(self._sequences[answer_id], finish_reason=reason, error=error))
+        self._close(answer_id)
+
+    def _close(self, answer_id: str) -> None:
+        """An answer has ended: its pages go back."""
+        del self._sequences[answer_id]
         self.scheduler.remove(answer_id)
-        self._updates.append(replace(update, finish_reason=reason, error=error))
 
     def _recover(self, plan: StepPlan, error: Exception) -> None:
         """The step raised: everyone in it runs again alone; who raises again is out."""
-        self.num_failed_steps += 1
+        self.counters.failed_steps += 1
         text = f"{type(error).__name__}: {error}"
         failed = self.scheduler.fail(plan)
         logger().warning("step_failed", error=text, requests=len(plan.items), failed=failed)
@@ -302,43 +299,6 @@ class EngineCore:
         for answer_id in failed:
             self._finish(answer_id, "error", f"the step raised twice: {text}")
 
-    def stats(self) -> dict[str, Any]:
-        """Counters and pools. Each entry of ``pools`` has name, span, layers, dtype, page_size, page_bytes, num_pages,
-        free_pages (promised ones included), held_pages, promised_pages, peak_pages, longest_pages (what one
-        request of max_model_len holds at most), and ``requests`` with the pages of each running one;
-        ``uniform_peak_bytes`` is what one cache without windows would have held at its peak;
-        ``draft_tokens`` were guessed and checked, of them ``accepted_tokens`` were right."""
-        demand = self.config.demand
-        holders = {r: self.ledger.request_pages(r) for r in self.ledger.requests}
-        pools = []
-        sizes = zip(demand.dtypes, demand.page_bytes(), demand.request_pages(), strict=True)
-        for group, pool, (dtype, bytes_of_page, longest) in zip(demand.groups, self.ledger.stats(), sizes, strict=True):
-            pools.append(
-                {
-                    "name": group.name,
-                    "span": group.span.describe(),
-                    "layers": len(group.layers),
-                    "page_size": demand.page_size,
-                    "dtype": dtype,
-                    "page_bytes": bytes_of_page,
-                    "num_pages": pool.total,
-                    "free_pages": pool.free,
-                    "held_pages": pool.held,
-                    "promised_pages": pool.promised,
-                    "peak_pages": pool.peak,
-                    "longest_pages": longest,
-                    "requests": {r: pages[group.name] for r, pages in holders.items()},
-                }
-            )
-        return {
-            "pools": pools,
-            "max_model_len": demand.max_model_len,
-            "running": len(self.scheduler.running),
-            "waiting": len(self._sequences) - len(self.scheduler.running),
-            "preemptions": self.scheduler.num_preemptions,
-            "steps": self.num_steps,
-            "failed_steps": self.num_failed_steps,
-            "draft_tokens": self.num_draft_tokens,
-            "accepted_tokens": self.num_accepted_tokens,
-            "uniform_peak_bytes": self._uniform_peak,
-        }
+    def report(self, *, page_maps: bool = False) -> EngineReport:
+        """Counters, queues and pools now; ``page_maps`` asks for what stands on every page."""
+        return make_report(self.config.demand, self.scheduler, self._sequences, self.counters, page_maps=page_maps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ class _Answer:
 
 @dataclass(slots=True)
 class Request:
-    """A request in front of the core. ``whole`` accumulates; ``deltas`` wait to be taken."""
+    """A request in front of the core. ``whole`` accumulates; ``deltas`` wait to be taken, and ``wake`` is called
+    when there is a new one."""
 
     message: AddRequest
     whole: RequestOutput
@@ -39,6 +41,7 @@ class Request:
     added_at_s: float
     computed_tokens: int = 0
     deltas: list[RequestOutput] = field(default_factory=list)
+    wake: Callable[[], None] | None = None
 
 
 class Frontend:
@@ -58,18 +61,17 @@ class Frontend:
         self._tokenizer = tokenizer
         self._seed = seed
         self._clock = clock
-        self._count = 0
+        self._numbers = itertools.count()
         self._by_answer: dict[str, Request] = {}
 
     def open(self, prompt: Prompt, params: SamplingParams) -> Request:
-        """A request, numbered and tokenized, ready to be added to the core.
+        """A request, numbered and tokenized, ready to be added to the core. May be called from any thread.
 
         Raises:
             RequestError: the prompt is empty or of another type, or its text needs a tokenizer.
         """
         text, ids = self._tokenize(prompt)
-        number = self._count
-        self._count += 1
+        number = next(self._numbers)
         seed = mix64(self._seed ^ mix64(number)) if params.seed is None else params.seed
         stop_ids = () if params.ignore_eos else self._spec.stop_token_ids
         message = AddRequest(
@@ -121,6 +123,11 @@ class Frontend:
             self._tokenizer, tuple(params.stop), params.include_stop_str_in_output, params.skip_special_tokens
         )
 
+    @property
+    def num_open(self) -> int:
+        """Answers that are started and unfinished."""
+        return len(self._by_answer)
+
     def started(self, request: Request) -> None:
         """The core has taken the request: its updates will come."""
         for answer_id in request.message.answer_ids:
@@ -166,6 +173,8 @@ class Frontend:
                     whole.request_id, whole.prompt, whole.prompt_token_ids, [delta], prompt_scores, whole.metrics
                 )
             )
+            if request.wake is not None:
+                request.wake()
         if output.finish_reason is None:
             return None
         del self._by_answer[update.answer_id]

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any, cast
 
+import msgspec
+
 from sash.engine.build import build_core
 from sash.engine.frontend import Frontend, Prompt, Request
 from sash.engine.outputs import RequestOutput
@@ -146,8 +148,8 @@ class LLM:
         return encode_chat(self.tokenizer, messages, template=chat_template)
 
     def stats(self) -> dict[str, Any]:
-        """Pools, pages per request and counters, see ``sash.engine.core.EngineCore.stats``."""
-        return self.core.stats()
+        """Pools, pages per request and counters: ``sash.engine.report.EngineReport`` as a mapping."""
+        return cast(dict[str, Any], msgspec.to_builtins(self.core.report(), str_keys=False))
 
 
 def engine_config(options: Mapping[str, Any]) -> EngineConfig:

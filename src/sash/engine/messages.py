@@ -1,20 +1,21 @@
 """What crosses between the engine core and whoever talks to it: ids and numbers, serialisable.
 
 Text stays outside: tokenizing, templates, detokenizing and stop strings live in front of the core,
-so that the core can be a thread or a process.
+so that the core can be a thread or a process. Between processes messages travel as msgpack, a list of them
+in each frame (``sash.engine.wire``).
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
+
+from sash.engine.report import EngineReport
 from sash.spec.sampling import SamplingParams, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class AddRequest:
+class AddRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Start a request. ``answer_ids`` names its n answers, each with its own seed in ``seeds``;
     ``stop_token_ids`` are all tokens that end an answer."""
 
@@ -25,15 +26,13 @@ class AddRequest:
     stop_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRequest:
+class CancelRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """End one answer, whatever its state; unknown ids are ignored."""
 
     answer_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """News of one answer after a step.
 
     ``token_ids`` and ``logprobs`` are new since the last update; ``prompt_logprobs`` comes once,
@@ -55,50 +54,87 @@ class Update:
     scheduled_at_s: float | None = None
 
 
-Message = AddRequest | CancelRequest | Update
-_KINDS: dict[str, type] = {cls.__name__: cls for cls in (AddRequest, CancelRequest, Update)}
+class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The first message to a core process: load this model with these options of ``EngineConfig``."""
+
+    model: str
+    options: dict[str, Any]
 
 
-def encode(message: Message) -> bytes:
-    """A message as UTF-8 JSON."""
-    body = asdict(message)
-    if isinstance(message, AddRequest):
-        # JSON has no integer keys.
-        body["params"]["logit_bias"] = list(message.params.logit_bias.items())
-    return json.dumps([type(message).__name__, body]).encode()
+class LoadProgress(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """How far the core process has come while it loads."""
+
+    stage: str
+    done: int
+    total: int
 
 
-def decode(data: bytes) -> Message:
-    """The message that ``encode`` wrote.
+class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The core has loaded and takes requests."""
+
+    max_model_len: int
+    max_num_seqs: int
+    dtype: str
+    quantization: str
+    pool_line: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The core can't go on. ``kind`` is the name of the error's class: a ConfigError or ModelError of the start is
+    the user's to mend, everything else is a defect."""
+
+    kind: str
+    error: str
+
+
+class Accepted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A request is queued; updates follow. ``answer_id`` is its first."""
+
+    answer_id: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A request can never run; nothing of it was started. ``answer_id`` is its first."""
+
+    answer_id: str
+    error: str
+
+
+class GetReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Ask for a report, with or without what stands on every page; the answer bears the same number."""
+
+    number: int
+    page_maps: bool = False
+
+
+class Report(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The engine as it is between two steps."""
+
+    number: int
+    report: EngineReport
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """End the core process at once."""
+
+
+ToCore = Start | AddRequest | CancelRequest | GetReport | Stop
+FromCore = LoadProgress | Ready | Failed | Accepted | Refused | Update | Report
+Message = ToCore | FromCore
+
+_decoder = msgspec.msgpack.Decoder(list[Message])
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(messages: list[Message]) -> bytes:
+    """Messages as msgpack."""
+    return _encoder.encode(messages)
+
+
+def decode(data: bytes | bytearray | memoryview) -> list[Message]:
+    """The messages that ``encode`` wrote.
 
     Raises:
-        ValueError: not such a message.
+        ValueError: they are none.
     """
-    try:
-        kind, body = json.loads(data)
-        return _make(kind, body)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"not a message: {error}") from error
-
-
-def _make(kind: str, body: dict[str, Any]) -> Message:
-    if kind not in _KINDS:
-        raise ValueError(f"unknown message {kind!r}")
-    if kind == "CancelRequest":
-        return CancelRequest(**body)
-    if kind == "AddRequest":
-        params = dict(body.pop("params"))
-        params["logit_bias"] = dict(params["logit_bias"])
-        return AddRequest(params=SamplingParams(**params), **{k: tuple(v) for k, v in body.items()})
-    prompt = body.pop("prompt_logprobs")
-    return Update(
-        token_ids=tuple(body.pop("token_ids")),
-        logprobs=tuple(_logprobs(x) for x in body.pop("logprobs")),
-        prompt_logprobs=None if prompt is None else tuple(x and _logprobs(x) for x in prompt),
-        **body,
-    )
-
-
-def _logprobs(body: dict[str, Any]) -> TokenLogprobs:
-    top_ids, top_logprobs = tuple(body.pop("top_ids")), tuple(body.pop("top_logprobs"))
-    return TokenLogprobs(**body, top_ids=top_ids, top_logprobs=top_logprobs)
+    return _decoder.decode(data)

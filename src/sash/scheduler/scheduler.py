@@ -196,6 +196,17 @@ class Scheduler:
         insort(self.running, ticket, key=_arrival)
         return True
 
+    @property
+    def lack(self) -> str:
+        """What the first waiting request lacks: seats, pages, or its turn."""
+        if not self.waiting:
+            return "turn"
+        if len(self.running) >= self._max_num_seqs:
+            return "seats"
+        ticket = self.waiting[0]
+        room = self.ledger.has_room(ticket.prompt_tokens, ticket.known, ticket.max_tokens)
+        return "turn" if room else "pages"
+
     def _schedule_chunk(self, ticket: Ticket, budget: int, items: list[StepItem]) -> int:
         """A chunk of at most ``budget`` rows; returns its rows. Admission has promised its pages."""
         count = min(ticket.remaining, self._chunk, budget)

@@ -24,6 +24,18 @@ class RequestError(SashError):
     """One request is refused; the engine and the other requests go on."""
 
 
+class OverloadedError(SashError):
+    """Too much is waiting: the request was not taken, and may come again after ``retry_after_s`` seconds."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineDeadError(SashError):
+    """The engine's process has ended or doesn't run yet; what was open there is lost."""
+
+
 class OutOfPagesError(SashError):
     """A pool has too few pages for an operation; nothing was changed."""
 

@@ -39,7 +39,7 @@ class SamplingParams:
         min_tokens: no end before so many tokens; their text is not searched for stop strings.
         max_tokens: end after so many; None: as many as the context has room for; 0 only with
             prompt_logprobs (scoring).
-        seed: makes the answer repeatable whatever else runs, any integer (equal modulo 2^64 is equal);
+        seed: makes the answer repeatable whatever else runs, any integer (kept modulo 2^64);
             None draws from the engine's seed.
         logprobs: for each answer token, the log-probabilities of this many best tokens and its own.
         prompt_logprobs: the same for each prompt token but the first.
@@ -81,6 +81,8 @@ class SamplingParams:
             if not good:
                 raise RequestError(f"{name} must be {want}, got {getattr(self, name)!r}")
         object.__setattr__(self, "top_k", max(self.top_k, 0))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", self.seed & _MASK64)
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         allowed, biases = self.allowed_token_ids, self.logit_bias

@@ -14,7 +14,8 @@ from sash.spec.sizing import Demand
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """One pool at one moment, in pages. ``free`` includes ``promised``; ``peak`` is the most ever held."""
+    """One pool at one moment, in pages. ``free`` includes ``promised``; ``peak`` is the most ever held. ``slid``
+    pages were taken over as windows moved on, and ``written_rows`` rows stored, since the start."""
 
     group: str
     total: int
@@ -22,6 +23,8 @@ class PoolStats:
     held: int
     promised: int
     peak: int
+    slid: int
+    written_rows: int
 
 
 class Ledger:
@@ -62,14 +65,26 @@ class Ledger:
         tokens need), a full group's pages for the ``known_tokens``. False, and no change, when a pool is short.
         """
         tables = self._new_tables(prompt_tokens)
-        needs = [t.shape.pages(max_tokens if t.bound.span.bounded else known_tokens) for t in tables]
-        if any(n > pool.available for n, pool in zip(needs, self.pools, strict=True)):
+        needs = self._needs(tables, known_tokens, max_tokens)
+        if not self._available(needs):
             return False
         for table, pool, need in zip(tables, self.pools, needs, strict=True):
             pool.promise(need)
             table.promise = need
         self._tables[request_id] = tables
         return True
+
+    def has_room(self, prompt_tokens: int, known_tokens: int, max_tokens: int) -> bool:
+        """Whether ``admit`` would find the pages."""
+        return self._available(self._needs(self._new_tables(prompt_tokens), known_tokens, max_tokens))
+
+    def _available(self, needs: list[int]) -> bool:
+        return all(n <= pool.available for n, pool in zip(needs, self.pools, strict=True))
+
+    @staticmethod
+    def _needs(tables: tuple[PageTable, ...], known_tokens: int, max_tokens: int) -> list[int]:
+        """Pages that admission promises, per group."""
+        return [t.shape.pages(max_tokens if t.bound.span.bounded else known_tokens) for t in tables]
 
     def reserve(self, request_id: str, start: int, count: int, leave: int = 0) -> tuple[TableStep, ...] | None:
         """Pages for rows start … start + count - 1 in every group; None, and no change, when a pool is short or
@@ -139,10 +154,42 @@ class Ledger:
         """Requests that have tables."""
         return tuple(self._tables)
 
+    def page_map(self, index: int) -> list[tuple[str, int]]:
+        """The pool of one group from its first page to its last, as runs (owner, pages): a request (of a shared page
+        the oldest), or "" for free pages."""
+        owners: dict[int, str] = {}
+        for request_id, tables in self._tables.items():
+            for page in tables[index].columns:
+                if page != EMPTY:
+                    owners.setdefault(page, request_id)
+        runs: list[tuple[str, int]] = []
+        end = 0
+        for page in [*sorted(owners), self.pools[index].num_pages]:
+            if page > end:
+                runs.append(("", page - end))
+            if page in owners:
+                owner = owners[page]
+                if runs and runs[-1][0] == owner:
+                    owner, before = runs.pop()
+                    runs.append((owner, before + 1))
+                else:
+                    runs.append((owner, 1))
+            end = page + 1
+        return runs
+
     def stats(self) -> tuple[PoolStats, ...]:
         """Each pool now."""
         return tuple(
-            PoolStats(g.name, p.num_pages, p.num_free, p.num_pages - p.num_free, p.promised, peak)
+            PoolStats(
+                group=g.name,
+                total=p.num_pages,
+                free=p.num_free,
+                held=p.num_pages - p.num_free,
+                promised=p.promised,
+                peak=peak,
+                slid=p.slid_pages,
+                written_rows=p.written_rows,
+            )
             for g, p, peak in zip(self.groups, self.pools, self._peaks, strict=True)
         )
 

@@ -13,16 +13,18 @@ class PagePool:
 
     A page is free or referenced. ``promised`` pages are free ones that admission has set aside for
     running requests; ``available`` is what nobody was promised. Lowest free pages go first, so that
-    a request that runs alone gets neighbouring pages.
+    a request that runs alone gets neighbouring pages. ``slid_pages`` counts pages that a window has moved past and
+    whose memory was taken over, ``written_rows`` the rows that steps were given pages for; both since the start.
     """
 
-    __slots__ = ("_free", "num_pages", "promised", "refs")
+    __slots__ = ("_free", "num_pages", "promised", "refs", "slid_pages", "written_rows")
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.refs = array("i", bytes(4 * num_pages))
         self._free = list(range(num_pages))  # a heap
         self.promised = 0
+        self.slid_pages = self.written_rows = 0
 
     @property
     def num_free(self) -> int:

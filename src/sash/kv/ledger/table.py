@@ -72,10 +72,13 @@ class PageTable:
         self.top = -1  # highest page index that has had a page
         self._copying = False  # whether the last step goes on in copies of shared pages
 
-    def _written_pages(self, start: int, count: int) -> list[int]:
-        """Indices of the pages that rows start … start + count - 1 are written to, ascending."""
-        size, end = self.shape.page_size, start + count
-        rows = _kept_rows(self.shape, self._kept_from(end), start, end)
+    def _written_rows(self, start: int, count: int) -> tuple[range, range]:
+        """Of rows start … start + count - 1 those that are written."""
+        return _kept_rows(self.shape, self._kept_from(start + count), start, start + count)
+
+    def _pages_of(self, rows: tuple[range, range]) -> list[int]:
+        """Indices of the pages that these rows lie on, ascending."""
+        size = self.shape.page_size
         return [i for part in rows if part for i in range(part.start // size, ceil_div(part.stop, size))]
 
     def _kept_from(self, end: int) -> int:
@@ -88,7 +91,7 @@ class PageTable:
     def fresh_pages(self, start: int, count: int) -> int:
         """Pages that ``reserve`` of the same rows would take from the pool."""
         fresh = 0
-        for index in self._written_pages(start, count):
+        for index in self._pages_of(self._written_rows(start, count)):
             page = self._page_at(self.shape.column(index))
             fresh += page == EMPTY or self._pool.refs[page] > 1
         return fresh
@@ -104,9 +107,12 @@ class PageTable:
         read, copies, columns = self.columns, [], self.columns
         shape, refs = self.shape, self._pool.refs
         live_page = (start - 1) // shape.page_size if start % shape.page_size else EMPTY
-        for index in self._written_pages(start, count):
+        rows = self._written_rows(start, count)
+        self._pool.written_rows += sum(map(len, rows))
+        for index in self._pages_of(rows):
             column = shape.column(index)
             page = self._page_at(column)
+            self._pool.slid_pages += page != EMPTY and index > self.top
             if page != EMPTY and refs[page] == 1:
                 continue
             if columns is read:

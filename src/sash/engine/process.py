@@ -1,0 +1,149 @@
+"""The core in a process of its own: ``python -m sash.engine.process FD``, FD an open socket to the one who asked.
+
+A step of some milliseconds and a web server can't share one interpreter lock. The process loads the model, tells how
+far it is, and then takes messages between steps; it ends when told to, and when the other side has gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from sash.engine.messages import (
+    Accepted,
+    AddRequest,
+    CancelRequest,
+    Failed,
+    GetReport,
+    LoadProgress,
+    Message,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    Stop,
+)
+from sash.engine.wire import Channel
+from sash.spec.errors import RequestError, SashError
+
+if TYPE_CHECKING:
+    from sash.engine.core import EngineCore
+
+_PROGRESS_EVERY_S = 0.1
+
+
+def main() -> int:
+    """Serve one client until it stops the core or goes; the exit code is 0 then, 2 where the start was refused, and
+    1 after a defect."""
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    # Ctrl-C and a supervisor's SIGTERM reach the whole process group: whoever is in front decides when we end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        start = channel.receive(wait=True)[0]
+        if not isinstance(start, Start):
+            raise TypeError(f"the first message must be Start, got {type(start).__name__}")
+        core = _load(start, channel)
+        _serve(core, channel)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0
+    except Exception as error:
+        refused = isinstance(error, SashError)
+        detail = str(error) if refused else "".join(traceback.format_exception(error))
+        _tell(channel, Failed(type(error).__name__, detail))
+        return 2 if refused else 1
+    return 0
+
+
+def _tell(channel: Channel, message: Message) -> None:
+    try:
+        channel.send([message])
+    except OSError:
+        print(f"sash: {message}", file=sys.stderr)
+
+
+def _load(start: Start, channel: Channel) -> EngineCore:
+    _log_to_stderr()
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    from sash.engine.build import build_core
+    from sash.engine.llm import engine_config
+
+    told_s = 0.0
+
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal told_s
+        now = time.monotonic()
+        if done == total or now - told_s > _PROGRESS_EVERY_S:
+            told_s = now
+            channel.send([LoadProgress(stage, done, total)])
+
+    built = build_core(start.model, engine_config(start.options), progress)
+    config = built.config
+    channel.send(
+        [
+            Ready(
+                max_model_len=config.max_model_len,
+                max_num_seqs=config.options.max_num_seqs,
+                dtype=config.dtype,
+                quantization=config.quantization,
+                pool_line=config.pool_line(),
+            )
+        ]
+    )
+    return built.core
+
+
+def _serve(core: EngineCore, channel: Channel) -> None:
+    """Messages, a step, news; over and over. All messages that have come are taken before a step is scheduled."""
+    while True:
+        news: list[Message] = []
+        for message in channel.receive(wait=not core.has_work):
+            if isinstance(message, Stop):
+                return
+            news += _take(core, message)
+        if core.has_work:
+            news += core.step()
+        if news:
+            channel.send(news)
+
+
+def _take(core: EngineCore, message: Message) -> list[Message]:
+    """Carry out one message; returns its answer."""
+    if isinstance(message, AddRequest):
+        try:
+            core.add(message)
+        except RequestError as error:
+            return [Refused(message.answer_ids[0], str(error))]
+        return [Accepted(message.answer_ids[0])]
+    if isinstance(message, CancelRequest):
+        core.cancel(message)
+        return []
+    if isinstance(message, GetReport):
+        return [Report(message.number, core.report(page_maps=message.page_maps))]
+    raise TypeError(f"{type(message).__name__} is no message for a core")
+
+
+def _log_to_stderr() -> None:
+    """Log lines as JSON on standard error, which belongs to whoever started the process."""
+    import structlog
+
+    structlog.configure(
+        processors=[_add_process, structlog.processors.add_log_level, structlog.processors.JSONRenderer()],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+    )
+
+
+def _add_process(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "part": "core", **event}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""OpenAI's error body, and how sash's errors become one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from sash.spec.errors import EngineDeadError, ModelError, OverloadedError, RequestError, SashError
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong; ``param`` names the field."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer above 399."""
+
+    error: ErrorDetail
+
+
+class ApiError(SashError):
+    """An answer other than success. ``param`` names the field of the request that is to blame."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "internal_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+def as_api_error(error: SashError) -> ApiError:
+    """sash's own errors with their status."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, OverloadedError):
+        return ApiError(429, str(error), code="overloaded", headers={"Retry-After": str(error.retry_after_s)})
+    if isinstance(error, EngineDeadError):
+        return ApiError(500, str(error), code="engine_dead")
+    if isinstance(error, RequestError | ModelError):
+        return ApiError(400, str(error), param=_field_of(str(error)))
+    return ApiError(500, str(error))
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """The body of an error, also what a stream that has begun sends as its last event."""
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "internal_error")
+    detail = ErrorDetail(message=str(error), type=kind, param=error.param, code=error.code)
+    return ErrorBody(error=detail).model_dump()
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """An error as a whole answer."""
+    return JSONResponse(error_body(error), status_code=error.status, headers=error.headers)
+
+
+def _field_of(message: str) -> str | None:
+    """The field that a RequestError begins with: ``temperature must be …``."""
+    first = message.split(" ", 1)[0]
+    return first if (first.isidentifier() and "_" in first) or first in _SINGLE_WORDS else None
+
+
+_SINGLE_WORDS = frozenset({"n", "temperature", "stop", "seed", "logprobs", "prompt", "messages", "model", "tools"})

@@ -1,0 +1,51 @@
+"""ServerSettings: everything about the service that isn't the engine's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How the server is reached and what it allows.
+
+    Args:
+        model_name: what requests call the model; the first of ``served_model_names``.
+        served_model_names: further names that requests may use.
+        host: address to listen on.
+        port: 0 takes a free one.
+        api_keys: any of them lets a request in; none: everybody may.
+        cors_origins: web pages that may call from a browser; none by default.
+        root_path: prefix under which a proxy publishes the server.
+        tls_cert: certificate file (PEM); with ``tls_key`` the server speaks HTTPS.
+        tls_key: its private key.
+        max_body_bytes: larger request bodies are refused with 413.
+        max_prompts: prompts in one completions request at most.
+        max_waiting: answers that may wait; more are turned away with 429.
+        request_timeout_s: seconds after which a request is ended.
+        drain_s: seconds that running requests get to finish after SIGTERM.
+        chat_template: jinja file that replaces the model's own template.
+        log_prompts: write prompts into the log.
+        jobs_dir: folder of the jobs store.
+        max_restarts: times that a failed engine is started again within ten minutes before the server exits.
+    """
+
+    model_name: str
+    served_model_names: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    root_path: str = ""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    max_body_bytes: int = 32 << 20
+    max_prompts: int = 1024
+    max_waiting: int = 256
+    request_timeout_s: float = 300.0
+    drain_s: float = 60.0
+    chat_template: Path | None = None
+    log_prompts: bool = False
+    jobs_dir: Path | None = None
+    max_restarts: int = 3
