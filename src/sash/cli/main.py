@@ -14,6 +14,7 @@ from sash.cli.chat import chat
 from sash.cli.generate import generate
 from sash.cli.inspect import inspect
 from sash.cli.options import ALIASES
+from sash.cli.serve import serve
 from sash.cli.streams import standard_streams
 from sash.spec.errors import SashError
 
@@ -64,6 +65,7 @@ ALIASED = {"token_normalize_func": lambda name: ALIASES.get(name, name)}
 EXAMPLE = 'Example: sash generate gemma3-270m "The capital of France is" --max-tokens 20 --temperature 0'
 app.command("generate", cls=SashCommand, context_settings=ALIASED, epilog=EXAMPLE)(generate)
 app.command("chat", cls=SashCommand, context_settings=ALIASED)(chat)
+app.command("serve", cls=SashCommand, context_settings=ALIASED)(serve)
 app.command("inspect", cls=SashCommand)(inspect)
 app.add_typer(bench_app, name="bench")
 for command in (offline, peers, ops, render):

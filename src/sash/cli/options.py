@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Callable
 from copy import copy
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
@@ -70,8 +70,12 @@ def _option(help_text: str, *names: str, panel: str) -> typer.models.OptionInfo:
     return option
 
 
-_engine = functools.partial(_option, panel="Engine")
-_sampling = functools.partial(_option, panel="Sampling")
+def option_panel(panel: str) -> Callable[..., typer.models.OptionInfo]:
+    """Makes options (help, names …) that help shows under a heading."""
+    return functools.partial(_option, panel=panel)
+
+
+_engine, _sampling = option_panel("Engine"), option_panel("Sampling")
 _PLAIN = SamplingParams()
 
 
@@ -215,10 +219,10 @@ def _told(hint: Any, name: str, default: object) -> Any:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Unfold each argument that is an option set (a dataclass above) into single options for typer."""
+    """Unfold each argument that is an option set (a dataclass such as those above) into single options for typer."""
     hints = get_type_hints(command, include_extras=True)
-    sets: dict[str, type[EngineOptions] | type[SamplingOptions]] = {
-        name: hint for name, hint in hints.items() if hint in (EngineOptions, SamplingOptions)
+    sets: dict[str, type[Any]] = {
+        name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)
     }
     parameters = []
     for parameter in inspect.signature(command).parameters.values():
@@ -241,7 +245,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def folded(**given: object) -> None:
         for name, option_set in sets.items():
-            given[name] = option_set(**{item.name: given.pop(item.name) for item in fields(option_set)})  # type: ignore[arg-type]
+            given[name] = option_set(**{item.name: given.pop(item.name) for item in fields(option_set)})
         command(**given)
 
     signature = inspect.Signature(parameters)

@@ -28,6 +28,7 @@ class ServerSettings:
         chat_template: jinja file that replaces the model's own template.
         log_prompts: write prompts into the log.
         jobs_dir: folder of the jobs store.
+        log_format: json, or text for people.
         max_restarts: times that a failed engine is started again within ten minutes before the server exits.
     """
 
@@ -48,4 +49,5 @@ class ServerSettings:
     chat_template: Path | None = None
     log_prompts: bool = False
     jobs_dir: Path | None = None
+    log_format: str = "json"
     max_restarts: int = 3

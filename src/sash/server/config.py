@@ -1,0 +1,196 @@
+"""Where the server's options come from: flags win over the environment, the environment over the file.
+
+Every option has one name: ``max_model_len`` is ``--max-model-len`` on the command line, ``SASH_SERVE_MAX_MODEL_LEN`` in
+the environment and ``max_model_len`` (or ``max-model-len``) in the YAML file. A name that nobody knows is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from sash.server.settings import ServerSettings
+from sash.spec.config import EngineConfig
+from sash.spec.errors import ConfigError
+
+PREFIX = "SASH_SERVE_"
+DEFAULT_TIMEOUT_S = 300.0
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+# What may be given several times has a singular name where it is given.
+_LISTS = {"api_key": "api_keys", "served_model_name": "served_model_names", "cors_origin": "cors_origins"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """A checked configuration: what to load, how to run it, and how to serve it."""
+
+    model: str
+    settings: ServerSettings
+    engine: dict[str, Any]
+
+
+def _known() -> dict[str, Any]:
+    """Options and their types."""
+    server = get_type_hints(ServerSettings)
+    del server["model_name"], server["request_timeout_s"]
+    singular = {plural: name for name, plural in _LISTS.items()}
+    return {"model": str} | {singular.get(n, n): hint for n, hint in server.items()} | get_type_hints(EngineConfig)
+
+
+def serve_config(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None) -> ServeConfig:
+    """Put the three together.
+
+    Args:
+        flags: options given on the command line, by name.
+        environ: the process's environment.
+        file: a YAML file, or None.
+
+    Raises:
+        ConfigError: an unknown name, a value of another type, or no model.
+    """
+    known = _known()
+    given = _from_file(file, known) | _from_environment(environ, known) | dict(flags)
+    model = given.pop("model", None)
+    if not model:
+        raise ConfigError(f"no model: name one, as in sash serve gemma3-270m, by model: in the file or {PREFIX}MODEL")
+    given.setdefault("request_timeout_s", DEFAULT_TIMEOUT_S)
+    names = tuple(given.pop("served_model_name", ()))
+    own = {f.name for f in fields(ServerSettings)}
+    settings = ServerSettings(
+        model_name=names[0] if names else _name_of(model),
+        served_model_names=names[1:],
+        request_timeout_s=given["request_timeout_s"],
+        **{_LISTS.get(n, n): v for n, v in given.items() if _LISTS.get(n, n) in own and n != "request_timeout_s"},
+    )
+    _check(settings)
+    engine = {n: v for n, v in given.items() if n in EngineConfig.__dataclass_fields__}
+    return ServeConfig(model, settings, engine)
+
+
+def _name_of(model: str) -> str:
+    """What a model given by its path is called: a folder's or file's name without its ending."""
+    path = Path(model)
+    return path.name.removesuffix(".gguf") if path.exists() else model
+
+
+def _from_environment(environ: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, Any]:
+    out = {}
+    for variable, text in environ.items():
+        if variable.startswith(PREFIX):
+            name = variable.removeprefix(PREFIX).lower()
+            _require_known(name, known, variable, lambda near: PREFIX + near.upper())
+            out[name] = _parse(text, known[name], variable)
+    return out
+
+
+def _from_file(file: Path | None, known: Mapping[str, Any]) -> dict[str, Any]:
+    if file is None:
+        return {}
+    import yaml
+
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {file} can't be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {file} is not valid YAML: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {file} must hold names and values such as port: 8000, got {type(values).__name__}")
+    out = {}
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        _require_known(name, known, f"{key} in {file}", lambda near: near)
+        if name in out:
+            raise ConfigError(f"{name} stands twice in {file}, with a dash and with an underscore; keep one")
+        if value is not None:
+            out[name] = _convert(value, known[name], f"{key} in {file}")
+    return out
+
+
+def _require_known(name: str, known: Mapping[str, Any], where: str, spell: Any) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        raise ConfigError(f"unknown option {where}" + (f"; did you mean {spell(near[0])}?" if near else ""))
+
+
+def _kind(hint: Any) -> Any:
+    """The type of an option that is not None."""
+    if get_origin(hint) is tuple:
+        return tuple
+    return next((k for k in get_args(hint) if k is not NoneType), hint)
+
+
+def _parse(text: str, hint: Any, where: str) -> Any:
+    """A value out of the environment's text."""
+    kind = _kind(hint)
+    if kind is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if kind is bool:
+        if text.lower() not in _TRUE + _FALSE:
+            raise ConfigError(f"{where} must be true or false, got {text!r}")
+        return text.lower() in _TRUE
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise ConfigError(f"{where} must be a number, got {text!r}") from None
+    return kind(text)
+
+
+def _convert(value: Any, hint: Any, where: str) -> Any:
+    """A value out of the file."""
+    kind = _kind(hint)
+    if kind is tuple:
+        items = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, str | int) for item in items):
+            raise ConfigError(f"{where} must be a text or a list of texts, got {value!r}")
+        return tuple(str(item) for item in items)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind in (str, Path) and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return kind(str(value))
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{where} must be {_WORDS[kind]}, got {value!r}")
+    return value
+
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+
+
+def _check(settings: ServerSettings) -> None:
+    """Refuse what can't work.
+
+    Raises:
+        ConfigError: with a value that would.
+    """
+    if not 0 <= settings.port <= 65535:
+        raise ConfigError(f"port must be 0 to 65535, got {settings.port}; 8000 is usual, 0 takes a free one")
+    for name in ("max_body_bytes", "max_prompts", "request_timeout_s"):
+        if not getattr(settings, name) > 0:
+            raise ConfigError(f"{name} must be above 0, got {getattr(settings, name)}")
+    for name in ("max_waiting", "drain_s", "max_restarts"):
+        if not getattr(settings, name) >= 0:
+            raise ConfigError(f"{name} must be 0 or more, got {getattr(settings, name)}")
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise ConfigError("tls_cert and tls_key go together: give both files, or neither")
+    for name in ("tls_cert", "tls_key", "chat_template"):
+        path = getattr(settings, name)
+        if path is not None and not path.is_file():
+            raise ConfigError(f"{name}={path} is no file")
+    if any(not key.isascii() or not key.strip() for key in settings.api_keys):
+        raise ConfigError("api_key must be a text of ASCII characters; header lines hold nothing else")
+    if settings.root_path and not settings.root_path.startswith("/"):
+        raise ConfigError(f"root_path must begin with /, got {settings.root_path!r}")
+    if settings.log_format not in ("json", "text"):
+        raise ConfigError(f"log_format must be json or text, got {settings.log_format!r}")
+
+
+def without_secrets(settings: ServerSettings) -> ServerSettings:
+    """The settings as they may be shown: keys are counted, not told."""
+    return replace(settings, api_keys=("…",) * len(settings.api_keys))

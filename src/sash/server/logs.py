@@ -1,0 +1,40 @@
+"""Log lines of the server's process: one JSON object each on standard error, uvicorn's among them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+
+def configure_logs(form: str) -> None:
+    """Send everything through structlog. ``form``: json, or text for people."""
+    shared: list[Any] = [structlog.stdlib.add_log_level, _stamp]
+    renderer: Any = structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, _stamp, structlog.processors.format_exc_info, renderer],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                renderer,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+
+
+def _stamp(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "part": "server", **event}
