@@ -147,6 +147,10 @@ def test_what_is_missing_or_wrong_is_said(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{}x\n")
     with pytest.raises(ConfigError, match=r"bad.jsonl:1 is not a JSON line"):
         read_records(tmp_path / "bad.jsonl")
+    for line in ("{}", "[1]", '{"figures": []}', '{"figures": [{}]}', "null"):
+        (tmp_path / "odd.jsonl").write_text(line)
+        with pytest.raises(ConfigError, match=r"odd.jsonl:1 is no record of sash bench"):
+            read_records(tmp_path / "odd.jsonl")
 
 
 def test_page_and_plots_are_small_and_the_same_each_time(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 import sys
 
 import pytest
@@ -67,3 +68,9 @@ def test_closed_output_is_silent() -> None:
         assert run.stdout and run.stderr
         run.stdout.close()
         assert run.stderr.read() == b""
+
+
+@pytest.mark.parametrize("command", [["offline", "nowhere"], ["ops", "nowhere"]])
+def test_a_record_that_can_not_be_kept_is_refused_before_the_work(run: Run, command: list[str], tmp_path: Path) -> None:
+    done = run("bench", *command, "--record", str(tmp_path))
+    assert done.code == 2 and f"--record {tmp_path} can't be written" in done.err

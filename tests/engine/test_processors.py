@@ -42,7 +42,7 @@ from sash.engine.processors import use_processors
 from sash.ops import native_linear, packed
 from sash.ops.registry import resolve_ops
 from sash.spec.config import EngineConfig
-before = torch.get_num_threads()
+before, everywhere = torch.get_num_threads(), os.sched_getaffinity(0)
 use_processors(EngineConfig(), resolve_ops())
 assert torch.get_num_threads() == before
 use_processors(EngineConfig(threads=1), resolve_ops())
@@ -55,6 +55,10 @@ assert os.sched_getaffinity(0) == {last}, os.sched_getaffinity(0)
 use_processors(EngineConfig(cpu_affinity=str(first)), resolve_ops())
 native_linear.linear(torch.randn(2, 8), packed.pack(torch.randn(70, 8), "int8"), None)
 assert os.sched_getaffinity(0) == {first}, os.sched_getaffinity(0)
+use_processors(EngineConfig(), resolve_ops())
+assert torch.get_num_threads() == before
+native_linear.linear(torch.randn(2, 8), packed.pack(torch.randn(70, 8), "int8"), None)
+assert os.sched_getaffinity(0) == everywhere, os.sched_getaffinity(0)
 """
 
 

@@ -102,6 +102,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "a byte more": lambda d: d + b"x",
     "a bit": lambda d: d[:-5000] + bytes((d[-5000] ^ 16,)) + d[-4999:],
     "zeros": lambda d: d[:-9000] + bytes(9000),
+    "lines in another order": lambda d: d[:-9024] + d[-8960:-8896] + d[-9024:-8960] + d[-8896:],
     "garbage": lambda d: os.urandom(len(d)),
     "length": lambda d: d[:47] + b"\xff" * 8 + d[55:],
 }
@@ -146,7 +147,12 @@ def test_another_version_or_source_is_another_entry_and_replaces_the_old(source:
     changed.save(wanted)
     assert len(names(folder)) == 2 and same(changed.load(), wanted)
     os.utime(source, ns=(1, 1))
-    assert WeightCache(source, "int8-float32", "1").load() is None
+    older = WeightCache(source, "int8-float32", "1")
+    assert older.load() is None
+    older.save(wanted)
+    source.write_bytes(b"Changed")
+    os.utime(source, ns=(1, 1))
+    assert WeightCache(source, "int8-float32", "1").load() is None, "a file of the same size that brings its time along"
 
 
 def test_a_folder_of_safetensors_is_known_by_all_its_files(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sash.spec.errors import ConfigError
+
 
 def circumstances(file: Path) -> dict[str, Any]:
     """Date (UTC), commit and changed files of the checkout that ``file`` belongs to, Python, processor and cores.
@@ -36,6 +38,20 @@ def cpu_name() -> str:
     except OSError:
         match = None
     return match[1] if match else platform.processor() or "unknown"
+
+
+def check_record(path: Path) -> None:
+    """Find out before the work whether a record can be kept.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--record {path} can't be written ({error.strerror}); name another file") from error
 
 
 def append_record(record: dict[str, Any], path: Path) -> None:

@@ -26,23 +26,26 @@ def write_page(records: Path, template: Path, page: Path, plots: Path) -> None:
     """Write the page and draw its plots.
 
     Raises:
-        ConfigError: a file can't be read, the template asks for something unknown, or matplotlib is missing.
+        ConfigError: a file can't be read or written, the template asks for something unknown, or matplotlib is missing.
     """
     newest = read_records(records)
     text = page_text(_read(template), newest, os.path.relpath(plots, page.parent))
     from sash.bench.plots import draw
 
-    plots.mkdir(parents=True, exist_ok=True)
-    for kind, model in wanted_plots(newest):
-        draw(kind, newest, model, plots / plot_name(kind, model))
-    page.write_text(text, encoding="utf-8")
+    try:
+        plots.mkdir(parents=True, exist_ok=True)
+        for kind, model in wanted_plots(newest):
+            draw(kind, newest, model, plots / plot_name(kind, model))
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{error.filename or page} can't be written: {error.strerror}") from error
 
 
 def read_records(path: Path) -> Records:
     """The newest record of each command and model; records of earlier forms are passed over.
 
     Raises:
-        ConfigError: the file can't be read or a line isn't JSON.
+        ConfigError: the file can't be read, or a line isn't a record.
     """
     out: Records = {}
     for number, line in enumerate(_read(path).splitlines(), 1):
@@ -50,8 +53,11 @@ def read_records(path: Path) -> Records:
             record = json.loads(line)
         except ValueError as error:
             raise ConfigError(f"{path}:{number} is not a JSON line ({error}): repair or remove it") from error
-        if "peer" not in record["figures"][0]:
-            out[record["command"].removeprefix("sash bench "), record["model"]] = record
+        try:
+            if "peer" not in record["figures"][0]:
+                out[record["command"].removeprefix("sash bench "), record["model"]] = record
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ConfigError(f"{path}:{number} is no record of sash bench: remove the line") from error
     return out
 
 

@@ -13,7 +13,16 @@ import typer
 
 from sash.spec.errors import ConfigError
 
-Record = Annotated[Path | None, typer.Option(help="Append one JSON line to this file.")]
+
+def _writable(record: Path | None) -> Path | None:
+    from sash.bench.record import check_record
+
+    if record is not None:
+        check_record(record)
+    return record
+
+
+Record = Annotated[Path | None, typer.Option(help="Append one JSON line to this file.", callback=_writable)]
 Model = Annotated[str, typer.Argument(help="As for generate.")]
 Cases = Annotated[
     str | None,

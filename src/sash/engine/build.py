@@ -98,7 +98,7 @@ def _weights(
 ) -> Prepared:
     """What the decoder multiplies with, from the last start's files where there are some."""
     dtype, device = getattr(torch, config.dtype), torch.device(config.device)
-    keep = ops.quantization != "none" and config.device == "cpu" and os.environ.get("SASH_WEIGHT_CACHE") != "0"
+    keep = ops.quantization != "none" and config.device == "cpu" and _cache_wanted()
     variant = f"{ops.quantization}-{config.dtype}"
     cache = WeightCache(source.path, variant, f"{CONVERSION} {spec}") if keep else None
     found = cache.load(progress) if cache else None
@@ -108,6 +108,18 @@ def _weights(
     if cache:
         cache.save(converted)
     return converted
+
+
+def _cache_wanted() -> bool:
+    """Whether ``SASH_WEIGHT_CACHE`` lets converted weights be kept.
+
+    Raises:
+        ConfigError: it is neither 1 nor 0.
+    """
+    value = os.environ.get("SASH_WEIGHT_CACHE", "1")
+    if value not in ("0", "1"):
+        raise ConfigError(f"SASH_WEIGHT_CACHE={value!r} must be 1, or 0 to keep no converted weights")
+    return value == "1"
 
 
 def _converted(spec: ModelSpec, weights: Weights, ops: Ops) -> Prepared:

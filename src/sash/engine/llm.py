@@ -12,6 +12,7 @@ import msgspec
 from sash.engine.build import build_core
 from sash.engine.frontend import Frontend, Prompt, Request
 from sash.engine.outputs import RequestOutput
+from sash.engine.turns import Turns
 from sash.spec.config import EngineConfig
 from sash.spec.errors import ConfigError, RequestError
 from sash.spec.sampling import SamplingParams
@@ -23,7 +24,7 @@ _ALIASES = {"max_total_num_tokens": "max_total_tokens", "max_predict_length": "m
 
 
 class LLM:
-    """A model that generates text.
+    """A model that generates text. Threads may share one: their requests run together.
 
     Args:
         model: gemma3-270m, smollm2-135m, a Hugging Face folder, a .gguf file or a hub id.
@@ -50,6 +51,7 @@ class LLM:
         self.tokenizer = load_tokenizer(built.source.path)
         self._frontend = Frontend(built.spec, self.tokenizer, built.config.options.seed)
         self._progress = progress
+        self._turns = Turns()
 
     def generate(
         self,
@@ -72,8 +74,7 @@ class LLM:
         requests = []
         for i, (prompt, own) in enumerate(zip(listed, params, strict=True)):
             try:
-                request = self._frontend.open(prompt, own)
-                self.core.check_request(request.message)
+                request = self._open(prompt, own)
             except RequestError as error:
                 raise RequestError(f"prompt {i}: {error}" if len(listed) > 1 else str(error)) from error
             requests.append(request)
@@ -98,9 +99,7 @@ class LLM:
         Raises:
             RequestError: the request can never run.
         """
-        request = self._frontend.open(prompt, _params_for([prompt], sampling_params)[0])
-        self.core.check_request(request.message)
-        return self._deltas(request)
+        return self._deltas(self._open(prompt, _params_for([prompt], sampling_params)[0]))
 
     def _deltas(self, request: Request) -> Iterator[RequestOutput]:
         self._start(request)
@@ -118,20 +117,29 @@ class LLM:
         finally:
             self._stop(request)
 
+    def _open(self, prompt: Prompt, params: SamplingParams) -> Request:
+        request = self._frontend.open(prompt, params)
+        with self._turns:
+            self.core.check_request(request.message)
+        return request
+
     def _start(self, request: Request) -> None:
-        self.core.add(request.message)
-        self._frontend.started(request)
+        with self._turns:
+            self.core.add(request.message)
+            self._frontend.started(request)
 
     def _stop(self, request: Request) -> None:
-        for message in self._frontend.close(request):
-            self.core.cancel(message)
+        with self._turns:
+            for message in self._frontend.close(request):
+                self.core.cancel(message)
 
     def _pump(self) -> None:
-        """One step, its news handed to the requests."""
-        for update in self.core.step():
-            cancel = self._frontend.take(update)
-            if cancel is not None:
-                self.core.cancel(cancel)
+        """One step, its news handed to the requests, those of other threads among them."""
+        with self._turns:
+            for update in self.core.step():
+                cancel = self._frontend.take(update)
+                if cancel is not None:
+                    self.core.cancel(cancel)
 
     def chat(
         self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams | None = None
@@ -149,7 +157,8 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Pools, pages per request and counters: ``sash.engine.report.EngineReport`` as a mapping."""
-        return cast(dict[str, Any], msgspec.to_builtins(self.core.report(), str_keys=False))
+        with self._turns:
+            return cast(dict[str, Any], msgspec.to_builtins(self.core.report(), str_keys=False))
 
 
 def engine_config(options: Mapping[str, Any]) -> EngineConfig:

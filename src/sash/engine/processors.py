@@ -30,12 +30,34 @@ def use_processors(options: EngineConfig, ops: Ops) -> None:
         )
     if wanted and ops.name != "native":
         raise ConfigError("cpu_affinity pins the threads of the C++ kernels, which don't run here; leave it out")
-    if options.threads is not None or wanted:
-        torch.set_num_threads(options.threads or len(wanted))
-    if wanted:
+    _set_threads(options.threads or len(wanted))
+    _pin(wanted)
+
+
+# How many threads torch had before an engine asked for another number; None: nobody has asked.
+_usual_threads: int | None = None
+_pinned = False
+
+
+def _set_threads(count: int) -> None:
+    """So many threads; 0: as many as there were before an engine asked for some."""
+    global _usual_threads
+    if count:
+        _usual_threads = _usual_threads or torch.get_num_threads()
+        torch.set_num_threads(count)
+    elif _usual_threads is not None:
+        torch.set_num_threads(_usual_threads)
+        _usual_threads = None
+
+
+def _pin(processors: list[int]) -> None:
+    """Keep the kernels' threads on processors; none: let them go where they like, should they be pinned."""
+    global _pinned
+    if processors or _pinned:
         import sash._native as _native
 
-        _native.pin(wanted)
+        _native.pin(processors)
+        _pinned = bool(processors)
 
 
 @cache

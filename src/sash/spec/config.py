@@ -206,7 +206,9 @@ class EngineConfig:
         if given is None:
             return []
         parts = [part.strip() for part in given.split(",")]
-        if not all(part.isascii() and part.isdigit() for part in parts) or len(set(map(int, parts))) < len(parts):
+        if not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts) or len(
+            set(map(int, parts))
+        ) < len(parts):
             raise ConfigError(f"cpu_affinity must be different processor numbers such as 0,1; got {given!r}")
         return [int(part) for part in parts]
 

@@ -2,8 +2,8 @@
 
 A file: ``MAGIC``, the digest of a JSON header (32 hex digits), its length (8 bytes, little-endian), the header, zeros
 up to a multiple of 64 bytes, and the tensors, each at a multiple of 64. The header says what the weights were made of
-(``identity``), where each tensor lies, and the sum of each block of ``BLOCK`` bytes, which costs a pass at memory
-speed and tells a damaged file. A file that doesn't fit is ignored and written anew.
+(``identity``), where each tensor lies, and two sums for each block of ``BLOCK`` bytes, which cost a pass each at memory
+speed and tell a damaged file. A file that doesn't fit is ignored and written anew.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from sash.spec.locate import cache_dir
 from sash.spec.log import logger
 from sash.weights.load import Progress
 
-MAGIC = b"sash-weights-1\n\0"
+MAGIC = b"sash-weights-2\n\0"
 ALIGNMENT = 64
 DIGEST_BYTES = 32
 # Bytes per checksum; also what is read at once between two reports of progress.
 BLOCK = 1 << 24
+# Words in a line of a block.
+_LINE = 1024
 _PART_SECONDS = 3600
 # Smaller models are converted in no time.
 MIN_BYTES = 1 << 26
@@ -54,7 +56,8 @@ class WeightCache:
         # An index says which shards count.
         patterns = ("*.safetensors", "*.safetensors.index.json")
         files = sorted(file for p in patterns for file in source.glob(p)) if source.is_dir() else [source]
-        stats = [(file.name, stat.st_size, stat.st_mtime_ns) for file in files for stat in (file.stat(),)]
+        # Copies may bring their time of change along, but not when they came here.
+        stats = [(file.name, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for file in files for s in (file.stat(),)]
         self.identity = json.dumps([str(source.resolve()), stats, variant, form])
         self._family = f"weights-{_digest(str(source.resolve()))}-{variant}"
         self._name = f"{self._family}-{_digest(self.identity)}"
@@ -71,7 +74,7 @@ class WeightCache:
                 if header["identity"] != self.identity:
                     raise ValueError("they belong to another model")
                 data = _read(file, header["bytes"], progress)
-            if _sums(data) != header["sums"]:
+            if [list(pair) for pair in _sums(data)] != header["sums"]:
                 raise ValueError("their bytes are damaged")
             out = {name: _restore(item, data) for name, item in header["weights"].items()}
             return {name: out[first] for name, first in header["names"].items()}
@@ -168,8 +171,19 @@ def _read(file: RawIOBase, size: int, progress: Progress | None) -> torch.Tensor
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def _sums(data: torch.Tensor) -> list[int]:
-    return [int(block.sum()) for block in data.view(torch.int64).split(BLOCK // 8)]
+def _sums(data: torch.Tensor) -> list[tuple[int, int]]:
+    """Each block's words (padded with zeros to lines of ``_LINE``), summed by column and by line, with odd numbers as
+    weights: words in another order give other sums."""
+    odd = torch.arange(1, 2 * max(_LINE, BLOCK // 8 // _LINE), 2)
+
+    def weighted(sums: torch.Tensor) -> int:
+        return int((sums * odd[: len(sums)]).sum())
+
+    out = []
+    for block in data.view(torch.int64).split(BLOCK // 8):
+        lines = torch.nn.functional.pad(block, (0, -len(block) % _LINE)).view(-1, _LINE)
+        out.append((weighted(lines.sum(0)), weighted(lines.sum(1))))
+    return out
 
 
 def _describe(weight: Weight, tensors: list[tuple[int, torch.Tensor]]) -> dict[str, Any]:

@@ -72,6 +72,8 @@ def chosen(names: str) -> list[Peer]:
     Raises:
         ConfigError: an unknown name.
     """
+    if not names.strip():
+        raise ConfigError(f"--peers is empty; use some of {', '.join(PEERS)}, or none")
     wanted = [] if names.strip() == "none" else [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in PEERS:
