@@ -74,6 +74,8 @@ struct Kernels {
   void (*angles)(float position, const float* inv_freq, int64_t half, float factor, float* cos, float* sin);
   // Rotate the first 2 · half of x by angles of cos and sin [half].
   void (*rope)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
+  // x [n] times an orthonormal Hadamard matrix in blocks of `block`, a power of two that divides n.
+  void (*turn)(float* x, int64_t n, int64_t block);
   // activation(gate) · up of a row [gate, up] of n each.
   void (*gated)(const float* gate_up, Activation, int64_t n, float* out);
   void (*add)(float* to, const float* x, int64_t n);

@@ -149,6 +149,7 @@ void bind_layers(nb::module_& m) {
       .def_rw("scale", &Layer::scale)
       .def_rw("softcap", &Layer::softcap)
       .def_rw("activation", &Layer::activation)
+      .def_rw("key_block", &Layer::key_block)
       .def_rw("kv_type", &Layer::kv_type)
       .def_rw("slots", &Layer::slots);
   address(layer, "attn_norm", &Layer::attn_norm);

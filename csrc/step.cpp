@@ -148,11 +148,13 @@ class Run {
     for (int64_t h = q_row < 0 ? l.heads : 0; h < l.heads + l.kv_heads; h++) {
       float* x = q + h * l.dim;
       if (l.head_norm) norm(x, l.head_norm + h * l.dim, l.dim, x);
-      if (l.rope < 0) continue;
-      const float* cos = angles(origin_[r]);
-      for (int i = 0; i < l.rope; i++) cos += 2 * m_.ropes[i].half;
-      const int64_t half = m_.ropes[l.rope].half;
-      k_.rope(x, cos, cos + half, half, l.interleaved);
+      if (l.rope >= 0) {
+        const float* cos = angles(origin_[r]);
+        for (int rope = 0; rope < l.rope; rope++) cos += 2 * m_.ropes[rope].half;
+        const int64_t half = m_.ropes[l.rope].half;
+        k_.rope(x, cos, cos + half, half, l.interleaved);
+      }
+      if (l.key_block > 1) k_.turn(x, l.dim, l.key_block);
     }
     if (q_row >= 0) k_.pack(q, q_size, m_.type, m_.q_.as<char>() + q_row * q_size * item());
     hold(l, k, l.dim, r, m_.k_, m_.k_scale_);

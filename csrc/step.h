@@ -23,6 +23,7 @@ struct Layer {
   bool interleaved = false;
   float scale = 1, softcap = 0;
   int activation = 0;
+  int64_t key_block = 1;  // keys of an int8 pool, and queries, are rotated in blocks of so many; 1: they are not
   int kv_type = 0;  // of the pool's rows: 0 float32, 1 bfloat16, 2 int8
   void *k_pool = nullptr, *v_pool = nullptr;                // [kv_heads][slots][dim or v_dim]
   float *k_pool_scale = nullptr, *v_pool_scale = nullptr;   // [kv_heads][slots] with int8, or null

@@ -41,6 +41,15 @@ def rounded(x: torch.Tensor, stored: str) -> torch.Tensor:
     return x.to(getattr(torch, stored)).float()
 
 
+@lru_cache
+def hadamard(dim: int) -> torch.Tensor:
+    """What turns keys before int8 rounds them, [D, D]: Sylvester's matrix, in blocks of the largest power of two in D."""
+    block = torch.ones(1, 1)
+    while dim % (2 * len(block)) == 0 and len(block) < 256:
+        block = torch.cat([torch.cat([block, block], 1), torch.cat([block, -block], 1)]) / 2**0.5
+    return torch.block_diag(*[block] * (dim // len(block)))
+
+
 def dense_attend(
     spec: ModelSpec,
     queries: Sequence[Sequence[int]],
@@ -56,7 +65,8 @@ def dense_attend(
     ) -> torch.Tensor:
         own = spec.layers[layer]
         if stored is not None:
-            k, v = rounded(k, stored[layer]), rounded(v, stored[layer])
+            turn = hadamard(k.shape[-1]) if stored[layer] == "int8" else torch.eye(k.shape[-1])
+            k, v = rounded(k @ turn, stored[layer]) @ turn.T, rounded(v, stored[layer])
         groups = own.num_heads // own.num_kv_heads
         seen = _mask(own.span.bind(prompt_tokens), tuple(queries[layer]), tuple(keys[layer]))
         out = torch.empty(q.shape[0], own.num_heads, own.v_head_dim)

@@ -38,6 +38,7 @@ class Layer:
     q_norm: int
     k_norm: int
     sinks: int
+    key_block: int
     kv_type: int
     k_pool: int
     v_pool: int

@@ -12,8 +12,9 @@ import torch
 
 from sash.engine.sequence import Sequence
 from sash.kv.ledger.table import TableStep
-from sash.kv.storage import Index, KVPool
+from sash.kv.storage import Index, KVPool, key_block
 from sash.ops.base import Ops
+from sash.ops.packed import rotate
 from sash.ops.paged import PagedBatch, Segment
 from sash.scheduler.plan import StepItem, StepPlan
 from sash.spec.model import ModelSpec
@@ -103,6 +104,9 @@ class Step:
         group, index = self._place[layer]
         pool, spec = self._pools[group], self._spec.layers[layer]
         view = self._view(layer, group, q.device)
+        block = key_block(pool.layers[index])
+        if block > 1:
+            q, k = rotate(q.float(), block).to(q.dtype), rotate(k.float(), block).to(k.dtype)
         rows = pool.rows(k, v, self._ops.quantise)
         if view.early is not None:
             pool.write(index, rows, *view.early)

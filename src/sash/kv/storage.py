@@ -34,13 +34,29 @@ class KVRows:
     """A step's K [N, H, D] and V [N, H, Dv] as the pool stores rows, scales [N, H] where it has them.
 
     Rows are rounded once, before anything attends to them or stores them: a row has one value in
-    hand and in the pool, so that results don't depend on how a prompt is cut into chunks.
+    hand and in the pool, so that results don't depend on how a prompt is cut into chunks. Keys of an int8 pool
+    come rotated, see ``key_block``.
     """
 
     k: torch.Tensor
     v: torch.Tensor
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+
+
+# Keys of int8 pools are rotated in blocks of at most so many dimensions.
+_MAX_BLOCK = 256
+
+
+def key_block(planes: Planes) -> int:
+    """Block by which keys are to be rotated before these planes store them, and queries before they meet them
+    (``sash.ops.packed.rotate``): the largest power of two that divides D, at most 256; 1 where rows aren't int8.
+
+    A key has a few large dimensions, which would leave the others little of a row's 255 numbers. A rotation spreads
+    them, and the product of two rotated vectors is that of the vectors (QuaRot, arXiv 2404.00456).
+    """
+    dim = planes.k.shape[-1]
+    return min(dim & -dim, _MAX_BLOCK) if planes.k.dtype == torch.int8 else 1
 
 
 def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from sash.kv.storage import Index, Planes
+from sash.kv.storage import Index, Planes, key_block
 from sash.models.decoder import Decoder, Layer
 from sash.models.mlp import GatedMlp
 from sash.ops import native, native_linear
@@ -121,6 +121,7 @@ class FusedDecoder:
         out.activation = _ACTIVATIONS.index(layer.mlp.activation)
         out.k_pool, out.v_pool, out.slots = planes.k.data_ptr(), planes.v.data_ptr(), planes.k.shape[1]
         out.kv_type = native.TYPES[planes.k.dtype]
+        out.key_block = key_block(planes)
         if planes.k_scale is not None and planes.v_scale is not None:
             out.k_pool_scale, out.v_pool_scale = planes.k_scale.data_ptr(), planes.v_scale.data_ptr()
         self._held.append(planes)
