@@ -43,7 +43,7 @@ def rounded(x: torch.Tensor, stored: str) -> torch.Tensor:
 
 @lru_cache
 def hadamard(dim: int) -> torch.Tensor:
-    """What turns keys before int8 rounds them, [D, D]: Sylvester's matrix, in blocks of the largest power of two in D."""
+    """What turns keys before int8 rounds them, [D, D]: blocks of Sylvester's matrix, the largest that divide D."""
     block = torch.ones(1, 1)
     while dim % (2 * len(block)) == 0 and len(block) < 256:
         block = torch.cat([torch.cat([block, block], 1), torch.cat([block, -block], 1)]) / 2**0.5

@@ -63,7 +63,7 @@ def test_of_2048_tokens_in_float32(gemma: LLM) -> None:
 @pytest.mark.e2e
 @pytest.mark.timeout(1200)
 def test_int8_rows_lose_next_to_nothing(stored: tuple[str, str | None]) -> None:
-    """Float32 weights, in which the rounding of K and V is all that differs: up to 0.4 % were measured, to either side."""
+    """Float32 weights, in which the rounding of K and V is all that differs: up to 0.4 % to either side."""
     llm = _stored("float32", *stored)
     assert perplexity(llm, 2048) == pytest.approx(KNOWN[2048], rel=0.005)
 
