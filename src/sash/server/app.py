@@ -11,7 +11,7 @@ from sash import __version__
 from sash.server.engine import ServingEngine
 from sash.server.errors import ApiError, as_api_error, as_field_error, error_response
 from sash.server.middleware import layers
-from sash.server.routes import health, models
+from sash.server.routes import chat, completions, health, models
 from sash.server.settings import ServerSettings
 from sash.server.state import ServerState
 from sash.spec.errors import ConfigError, SashError
@@ -19,6 +19,8 @@ from sash.spec.errors import ConfigError, SashError
 ROUTERS = (
     health.router,
     models.router,
+    completions.router,
+    chat.router,
 )
 
 

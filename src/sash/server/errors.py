@@ -99,8 +99,8 @@ def error_response(error: ApiError) -> Response:
 def as_field_error(error: RequestValidationError) -> ApiError:
     """A body, path or query that doesn't fit its model: 400 with the first field that is to blame, dotted."""
     first = error.errors()[0]
-    # Beside fields and places a location names where it looked ("body") and, inside unions, types ("list[int]").
-    where = [str(part) for part in first["loc"][1:] if isinstance(part, int) or part.isidentifier()]
+    # Beside fields and places a location names where it looked ("body") and, inside unions, types ("str", "list[int]").
+    where = [str(part) for part in first["loc"][1:] if isinstance(part, int) or _names_field(part)]
     param = ".".join(where) or None
     message = str(first["msg"]).removeprefix("Value error, ")
     more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
@@ -116,7 +116,11 @@ def _field_of(message: str) -> str | None:
 _SINGLE_WORDS = frozenset({"n", "temperature", "stop", "seed", "logprobs", "prompt", "messages", "model", "tools"})
 
 
+def _names_field(part: str) -> bool:
+    return part.isidentifier() and part not in ("str", "int", "float", "bool", "dict")
+
+
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """For a route's ``responses``: the error body of any status, with those named that it uses on purpose."""
     body = {"model": ErrorBody, "description": "OpenAI's error body"}
-    return {**{status: body for status in statuses}, "4XX": body, "5XX": body}
+    return {**dict.fromkeys(statuses, body), "4XX": body, "5XX": body}

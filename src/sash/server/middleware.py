@@ -76,7 +76,8 @@ class RequestLog:
         given = header_of(scope, b"x-request-id")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope[_ID] = request_id
-        scope[_NOTES] = notes = {}  # type: dict[str, object]
+        notes: dict[str, object] = {}
+        scope[_NOTES] = notes
         own_header = (b"x-request-id", request_id.encode())
         started_s, status, bytes_out = time.monotonic(), 0, 0
 
@@ -158,12 +159,12 @@ class Drain:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._state.draining and scope["type"] == "http" and scope["method"] == "POST":
-            if get_route_path(scope) in GENERATES:
-                headers = {"Connection": "close", "Retry-After": "5"}
-                text = "the server is shutting down; send the request to another one"
-                await send_error(send, ApiError(503, text, code="draining", headers=headers))
-                return
+        new = self._state.draining and scope["type"] == "http" and scope["method"] == "POST"
+        if new and get_route_path(scope) in GENERATES:
+            headers = {"Connection": "close", "Retry-After": "5"}
+            text = "the server is shutting down; send the request to another one"
+            await send_error(send, ApiError(503, text, code="draining", headers=headers))
+            return
         await self._app(scope, receive, send)
 
 

@@ -10,6 +10,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from sash.server.errors import error_responses
+
 
 class _JsonRequest(Request):
     async def json(self) -> Any:
@@ -34,6 +36,17 @@ class JsonRoute(APIRoute):
         return handle
 
 
-def new_router() -> APIRouter:
+def new_router(*tags: str) -> APIRouter:
     """A router for the routes of one concern."""
-    return APIRouter(route_class=JsonRoute)
+    return APIRouter(route_class=JsonRoute, tags=list(tags))
+
+
+def answer_responses(whole: Any) -> dict[int | str, dict[str, Any]]:
+    """For ``responses`` of a route that answers with JSON, or with a stream where the body asks for one."""
+    streamed = {"schema": {"type": "string"}}
+    ok = {
+        "model": whole,
+        "description": "The answer; with stream: true its chunks as server-sent events, at last data: [DONE]",
+        "content": {"text/event-stream": streamed},
+    }
+    return {200: ok, **error_responses(400, 401, 404, 413, 415, 429, 500, 503, 504)}
