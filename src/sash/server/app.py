@@ -11,7 +11,7 @@ from sash import __version__
 from sash.server.engine import ServingEngine
 from sash.server.errors import ApiError, as_api_error, as_field_error, error_response
 from sash.server.middleware import layers
-from sash.server.routes import chat, completions, health, models
+from sash.server.routes import chat, completions, health, models, tokenize
 from sash.server.settings import ServerSettings
 from sash.server.state import ServerState
 from sash.spec.errors import ConfigError, SashError
@@ -21,6 +21,7 @@ ROUTERS = (
     models.router,
     completions.router,
     chat.router,
+    tokenize.router,
 )
 
 

@@ -33,8 +33,10 @@ def tokenizer_of(state: ServerState, param: str) -> Tokenizer:
     return state.engine.tokenizer
 
 
-async def encode_texts(state: ServerState, texts: Sequence[str], *, add_bos: bool, param: str) -> list[list[int]]:
-    """Token ids of each text.
+async def encode_texts(
+    state: ServerState, texts: Sequence[str], *, add_bos: bool, param: str, empty: bool = False
+) -> list[list[int]]:
+    """Token ids of each text; ``empty`` ones may have none.
 
     Raises:
         ApiError: no tokenizer, or a text without a token.
@@ -45,25 +47,25 @@ async def encode_texts(state: ServerState, texts: Sequence[str], *, add_bos: boo
         return [tokenizer.encode(text, add_bos=add_bos) for text in texts]
 
     encoded = await aside(sum(map(len, texts)), work)
-    if not all(encoded):
+    if not empty and not all(encoded):
         raise ApiError(400, f"{param} is empty; give some text or token ids", param=param)
     return encoded
 
 
-async def encode_messages(state: ServerState, body: TemplateBody) -> list[int]:
+async def encode_messages(state: ServerState, given: Sequence[ChatMessage], how: TemplateBody) -> list[int]:
     """Token ids of a conversation in the model's form.
 
     Raises:
         ApiError: a template that may not be used, or messages that it refuses.
     """
     tokenizer = tokenizer_of(state, "messages")
-    template = _template(state, body, tokenizer)
-    messages = [_for_template(message, template) for message in body.messages]
+    template = _template(state, how, tokenizer)
+    messages = [_for_template(message, template) for message in given]
     size = sum(len(str(message["content"])) for message in messages)
 
     def work() -> list[int]:
-        text = _render(tokenizer, template, body, messages)
-        return tokenizer.encode(text, add_bos=body.add_special_tokens is not False, parse_special=True)
+        text = _render(tokenizer, template, how, messages)
+        return tokenizer.encode(text, add_bos=how.add_special_tokens is not False, parse_special=True)
 
     try:
         ids = await aside(size, work)
@@ -91,15 +93,15 @@ def cut(state: ServerState, ids: list[int], keep: int | None, max_tokens: int | 
     return ids[-keep:]
 
 
-def _template(state: ServerState, body: TemplateBody, tokenizer: Tokenizer) -> str:
-    if body.chat_template is not None:
+def _template(state: ServerState, how: TemplateBody, tokenizer: Tokenizer) -> str:
+    if how.chat_template is not None:
         if not state.settings.trust_request_chat_template:
             raise ApiError(
                 400,
                 "chat_template is not taken from requests here; start the server with --trust-request-chat-template",
                 param="chat_template",
             )
-        return body.chat_template
+        return how.chat_template
     return state.chat_template or tokenizer.chat_template or PLAIN_TEMPLATE
 
 
@@ -112,12 +114,12 @@ def _for_template(message: ChatMessage, template: str) -> dict[str, Any]:
     return out
 
 
-def _render(tokenizer: Tokenizer, template: str, body: TemplateBody, messages: list[dict[str, Any]]) -> str:
-    variables = dict(body.chat_template_kwargs or {})
+def _render(tokenizer: Tokenizer, template: str, how: TemplateBody, messages: list[dict[str, Any]]) -> str:
+    variables = dict(how.chat_template_kwargs or {})
     if taken := sorted(_RESERVED & variables.keys()):
         raise ApiError(400, f"chat_template_kwargs must not set {taken[0]}", param="chat_template_kwargs")
-    going_on = bool(body.continue_final_message)
-    start = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
+    going_on = bool(how.continue_final_message)
+    start = not going_on if how.add_generation_prompt is None else how.add_generation_prompt
     if not going_on:
         return render_chat(tokenizer, messages, template=template, add_generation_prompt=start, **variables)
     if start:

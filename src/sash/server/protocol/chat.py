@@ -32,10 +32,12 @@ class ChatMessage(Body):
     content: str | list[dict[str, Any]] | None = None
 
 
+Messages = Annotated[list[ChatMessage], Field(min_length=1)]
+
+
 class TemplateBody(Body):
     """How a conversation becomes a prompt."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
     add_generation_prompt: bool | None = Field(None, description="End with the start of an answer; true.")
     continue_final_message: bool | None = Field(None, description="Go on inside the last message.")
     add_special_tokens: bool | None = Field(None, description="Start with one BOS where the model has one; true.")
@@ -46,6 +48,7 @@ class TemplateBody(Body):
 class ChatRequest(GenerationBody, TemplateBody):
     """A conversation to answer."""
 
+    messages: Messages
     max_tokens: Annotated[Int, Field(ge=1)] | None = Field(None, description="When not given: what the context holds.")
     max_completion_tokens: Annotated[Int, Field(ge=1)] | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool | None = None

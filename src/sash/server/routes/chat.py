@@ -34,7 +34,7 @@ async def chat(body: ChatRequest, request: Request, state: Annotated[ServerState
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    ids = await encode_messages(state, body)
+    ids = await encode_messages(state, body.messages, body)
     prompts = [cut(state, ids, body.truncate_prompt_tokens, params.max_tokens)]
     reply = ChatReply(body, Head.new("chatcmpl", model), state.engine.tokenizer)
     return await answer(request, state, Work(prompts, params, reply, bool(body.stream), ignored))
