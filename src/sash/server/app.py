@@ -35,7 +35,6 @@ def create_app(engine: ServingEngine, settings: ServerSettings) -> FastAPI:
     app = FastAPI(
         title="sash",
         version=__version__,
-        root_path=settings.root_path,
         middleware=[Middleware(layer, **arguments) for layer, arguments in layers(state)],
         exception_handlers={
             SashError: _on_sash_error,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -96,11 +97,15 @@ def error_response(error: ApiError) -> Response:
     return Response(error_bytes(error), error.status, error.headers, "application/json")
 
 
+# How the framework names a branch of a union in the location of an error.
+_TYPE = re.compile(r"(str|int|float|bool|dict|list|(function|constrained|tagged|lax|json)-[a-z-]+)(\[.*)?", re.DOTALL)
+
+
 def as_field_error(error: RequestValidationError) -> ApiError:
     """A body, path or query that doesn't fit its model: 400 with the first field that is to blame, dotted."""
     first = error.errors()[0]
     # Beside fields and places a location names where it looked ("body") and, inside unions, types ("str", "list[int]").
-    where = [str(part) for part in first["loc"][1:] if isinstance(part, int) or _names_field(part)]
+    where = [str(part)[:64] for part in first["loc"][1:] if isinstance(part, int) or not _TYPE.fullmatch(part)]
     param = ".".join(where) or None
     message = str(first["msg"]).removeprefix("Value error, ")
     more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
@@ -114,10 +119,6 @@ def _field_of(message: str) -> str | None:
 
 
 _SINGLE_WORDS = frozenset({"n", "temperature", "stop", "seed", "logprobs", "prompt", "messages", "model", "tools"})
-
-
-def _names_field(part: str) -> bool:
-    return part.isidentifier() and part not in ("str", "int", "float", "bool", "dict")
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

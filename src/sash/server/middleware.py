@@ -73,6 +73,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._state.settings.root_path:
+            scope["root_path"] = self._state.settings.root_path.rstrip("/")
         given = header_of(scope, b"x-request-id")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope[_ID] = request_id
