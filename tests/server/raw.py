@@ -40,7 +40,7 @@ class RawCall:
             "client": ("127.0.0.1", 1),
             "server": ("sash", 80),
         }
-        self.task = asyncio.create_task(self.app(scope, self._receive, self._send))  # type: ignore[arg-type]
+        self.task = asyncio.create_task(self.app(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
         if self._incoming:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from numbers import Integral
+from typing import cast
 
 from sash.engine.messages import AddRequest, CancelRequest, Update
 from sash.engine.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
@@ -114,7 +115,7 @@ class Frontend:
         if not prompt:
             raise RequestError("the prompt is empty; give some text or token ids")
         if set(map(type, prompt)) == {int}:  # the common case, without a call for each
-            return None, list(prompt)
+            return None, list(cast(Sequence[int], prompt))
         for i, token in enumerate(prompt):
             if isinstance(token, bool) or not isinstance(token, Integral):
                 raise RequestError(f"token ids of a prompt must be integers, got {token!r} at place {i}")
@@ -154,9 +155,10 @@ class Frontend:
         output = answer.output
         self._note(request, answer, update)
         piece, stopped = self._advance(answer, request.message.params, update)
-        reason, cause = update.finish_reason, None
+        reason = update.finish_reason
+        cause: str | int | None = stopped
         if stopped is not None:
-            reason, cause = "stop", stopped
+            reason = "stop"
         elif reason == "stop" and tokens:
             cause = tokens[-1]
         delta = CompletionOutput(output.index, piece, list(tokens), None, None, reason, cause, update.error)
@@ -190,11 +192,11 @@ class Frontend:
         text, tokens = answer.text, update.token_ids
         if text is None:
             return "", None
+        piece = ""
         early = params.min_tokens and max(params.min_tokens - len(answer.output.token_ids), 0)
         if early:
-            piece = text.push(tokens[:early], check_stop=False) + text.push(tokens[early:])
-        else:
-            piece = text.push(tokens)
+            piece, tokens = text.push(tokens[:early], check_stop=False), tokens[early:]
+        piece += text.push(tokens)
         if update.finish_reason is not None and text.stopped is None:
             piece += text.finish()
         return piece, text.stopped
