@@ -113,7 +113,9 @@ def test_an_answer_may_be_begun_by_the_client() -> None:
     both = {"messages": talk, "continue_final_message": True, "add_generation_prompt": True}
     assert refusal(PATH, both)["param"] == "continue_final_message"
     missing = templated("{{ messages[0].content }}")
-    assert refusal(PATH, {"messages": talk, "continue_final_message": True}, missing)["param"] == "continue_final_message"
+    assert (
+        refusal(PATH, {"messages": talk, "continue_final_message": True}, missing)["param"] == "continue_final_message"
+    )
     parts = [say("assistant", [{"type": "text", "text": "a"}])]
     assert refusal(PATH, {"messages": parts, "continue_final_message": True})["param"] == "continue_final_message"
 
