@@ -21,7 +21,7 @@ Script = Callable[[AddRequest, int], list[int | str]]
 
 def letters(message: AddRequest, answer: int) -> list[int | str]:
     """Token ids 33, 34 … as many as asked for, then "length"."""
-    count = message.params.max_tokens or 16
+    count = 16 if message.params.max_tokens is None else message.params.max_tokens
     return [*(33 + (i + answer) % 60 for i in range(count)), "length"]
 
 
@@ -76,6 +76,7 @@ class FakeEngine:
     async def _play(self, message: AddRequest, submission: Submission) -> None:
         scripts = [self.script(message, i) for i in range(len(message.answer_ids))]
         scores = message.params.logprobs
+        self._score_prompt(message)
         for step in range(max(map(len, scripts))):
             await asyncio.sleep(self.delay_s)
             if self.die_after is not None and step >= self.die_after:
@@ -92,6 +93,13 @@ class FakeEngine:
                 else:
                     logprob = TokenLogprobs(item, -0.5, 1, (item, 40)[: scores or 0], (-0.5, -1.5)[: scores or 0])
                     self.frontend.take(Update(answer_id, (item,), () if scores is None else (logprob,)))
+
+    def _score_prompt(self, message: AddRequest) -> None:
+        """Token i of the prompt has the log-probability -i."""
+        if message.params.prompt_logprobs is None:
+            return
+        positions = [TokenLogprobs(t, -float(i), 1) for i, t in enumerate(message.prompt_token_ids)]
+        self.frontend.take(Update(message.answer_ids[0], prompt_logprobs=(None, *positions[1:])))
 
     async def report(self, *, page_maps: bool = False, timeout_s: float = 10.0) -> EngineReport:
         if not self.alive:

@@ -6,7 +6,9 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from numbers import Integral
+from typing import cast
 
 from sash.engine.messages import AddRequest, CancelRequest, Update
 from sash.engine.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
@@ -16,6 +18,7 @@ from sash.spec.sampling import SamplingParams, TokenLogprobs, mix64
 from sash.text.base import Tokenizer
 from sash.text.detokenize import IncrementalText
 
+_CACHED_PIECES = 1 << 16
 Prompt = str | Sequence[int] | Mapping[str, object]
 
 
@@ -63,6 +66,8 @@ class Frontend:
         self._clock = clock
         self._numbers = itertools.count()
         self._by_answer: dict[str, Request] = {}
+        # Log-probabilities name the same tokens over and over.
+        self._piece = lru_cache(_CACHED_PIECES)(self._decode_one)
 
     def open(self, prompt: Prompt, params: SamplingParams) -> Request:
         """A request, numbered and tokenized, ready to be added to the core. May be called from any thread.
@@ -107,11 +112,13 @@ class Frontend:
             raise RequestError("a prompt is a string or a list of token ids, got bytes; decode them, as UTF-8 mostly")
         if not isinstance(prompt, Sequence):
             raise RequestError(f"a prompt is a string or a list of token ids, got {type(prompt).__name__}")
+        if not prompt:
+            raise RequestError("the prompt is empty; give some text or token ids")
+        if set(map(type, prompt)) == {int}:  # the common case, without a call for each
+            return None, list(cast(Sequence[int], prompt))
         for i, token in enumerate(prompt):
             if isinstance(token, bool) or not isinstance(token, Integral):
                 raise RequestError(f"token ids of a prompt must be integers, got {token!r} at place {i}")
-        if not prompt:
-            raise RequestError("the prompt is empty; give some text or token ids")
         return None, [int(t) for t in prompt]
 
     def _text(self, params: SamplingParams) -> IncrementalText | None:
@@ -144,30 +151,30 @@ class Frontend:
         request = self._by_answer.get(update.answer_id)
         if request is None:
             return None
-        answer, params = request.answers[update.answer_id], request.message.params
-        request.computed_tokens = max(request.computed_tokens, update.computed_tokens)
-        self._note_times(request, update)
-        self._note_drafts(request, answer, update)
-        piece, stopped = self._advance(answer, params, update)
+        answer, whole, tokens = request.answers[update.answer_id], request.whole, update.token_ids
         output = answer.output
-        delta = CompletionOutput(output.index, piece, list(update.token_ids))
-        output.token_ids += update.token_ids
+        self._note(request, answer, update)
+        piece, stopped = self._advance(answer, request.message.params, update)
+        reason = update.finish_reason
+        cause: str | int | None = stopped
+        if stopped is not None:
+            reason = "stop"
+        elif reason == "stop" and tokens:
+            cause = tokens[-1]
+        delta = CompletionOutput(output.index, piece, list(tokens), None, None, reason, cause, update.error)
+        output.token_ids += tokens
+        output.text += piece
+        output.finish_reason, output.stop_reason, output.error = reason, cause, update.error
         if output.logprobs is not None:
             delta.logprobs = [self._position(p) for p in update.logprobs]
             output.logprobs += delta.logprobs
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(p.logprob for p in update.logprobs)
-        output.text += piece
-        output.finish_reason = "stop" if stopped is not None else update.finish_reason
-        output.stop_reason = stopped if stopped is not None else self._stop_token(update)
-        output.error = update.error
-        delta.finish_reason, delta.stop_reason, delta.error = output.finish_reason, output.stop_reason, output.error
-        delta.cumulative_logprob = output.cumulative_logprob
+            delta.cumulative_logprob = output.cumulative_logprob
         prompt_scores = None
         if update.prompt_logprobs is not None:
             prompt_scores = [None if p is None else self._position(p) for p in update.prompt_logprobs]
-            request.whole.prompt_logprobs = prompt_scores
-        if update.token_ids or output.finish_reason or prompt_scores:
-            whole = request.whole
+            whole.prompt_logprobs = prompt_scores
+        if tokens or reason or prompt_scores:
             request.deltas.append(
                 RequestOutput(
                     whole.request_id, whole.prompt, whole.prompt_token_ids, [delta], prompt_scores, whole.metrics
@@ -175,40 +182,41 @@ class Frontend:
             )
             if request.wake is not None:
                 request.wake()
-        if output.finish_reason is None:
+        if reason is None:
             return None
         del self._by_answer[update.answer_id]
         return CancelRequest(update.answer_id) if stopped is not None and update.finish_reason is None else None
 
     def _advance(self, answer: _Answer, params: SamplingParams, update: Update) -> tuple[str, str | None]:
         """New text of an answer, and the stop string that has ended it."""
-        text = answer.text
+        text, tokens = answer.text, update.token_ids
         if text is None:
             return "", None
-        early = max(params.min_tokens - len(answer.output.token_ids), 0)
-        piece = text.push(update.token_ids[:early], check_stop=False) if early else ""
-        piece += text.push(update.token_ids[early:])
-        if text.stopped is None and update.finish_reason is not None:
+        piece = ""
+        early = params.min_tokens and max(params.min_tokens - len(answer.output.token_ids), 0)
+        if early:
+            piece, tokens = text.push(tokens[:early], check_stop=False), tokens[early:]
+        piece += text.push(tokens)
+        if update.finish_reason is not None and text.stopped is None:
             piece += text.finish()
         return piece, text.stopped
 
-    def _stop_token(self, update: Update) -> int | None:
-        return update.token_ids[-1] if update.finish_reason == "stop" and update.token_ids else None
-
-    def _note_times(self, request: Request, update: Update) -> None:
-        metrics, now = request.whole.metrics, self._clock()
-        if update.scheduled_at_s is not None and metrics.queue_s is None:
+    def _note(self, request: Request, answer: _Answer, update: Update) -> None:
+        """Times and counts that came with an update."""
+        metrics, since_s = request.whole.metrics, self._clock() - request.added_at_s
+        metrics.total_s = since_s
+        if update.computed_tokens > request.computed_tokens:
+            request.computed_tokens = update.computed_tokens
+        if metrics.queue_s is None and update.scheduled_at_s is not None:
             metrics.queue_s = max(update.scheduled_at_s - request.added_at_s, 0.0)
-        if update.token_ids and metrics.first_token_s is None:
-            metrics.first_token_s = now - request.added_at_s
-        metrics.total_s = now - request.added_at_s
-        metrics.preemptions = max(metrics.preemptions, update.preemptions)
-
-    def _note_drafts(self, request: Request, answer: _Answer, update: Update) -> None:
-        metrics = request.whole.metrics
-        metrics.draft_tokens += update.draft_tokens - answer.draft_tokens
-        metrics.accepted_tokens += update.accepted_tokens - answer.accepted_tokens
-        answer.draft_tokens, answer.accepted_tokens = update.draft_tokens, update.accepted_tokens
+        if metrics.first_token_s is None and update.token_ids:
+            metrics.first_token_s = since_s
+        if update.preemptions > metrics.preemptions:
+            metrics.preemptions = update.preemptions
+        if update.draft_tokens != answer.draft_tokens:
+            metrics.draft_tokens += update.draft_tokens - answer.draft_tokens
+            metrics.accepted_tokens += update.accepted_tokens - answer.accepted_tokens
+            answer.draft_tokens, answer.accepted_tokens = update.draft_tokens, update.accepted_tokens
 
     def _position(self, scores: TokenLogprobs) -> PositionLogprobs:
         out = {scores.token_id: Logprob(scores.logprob, scores.rank, self._piece(scores.token_id))}
@@ -216,5 +224,5 @@ class Frontend:
             out.setdefault(token, Logprob(value, rank, self._piece(token)))
         return out
 
-    def _piece(self, token: int) -> str:
+    def _decode_one(self, token: int) -> str:
         return "" if self._tokenizer is None else self._tokenizer.decode([token], skip_special=False)

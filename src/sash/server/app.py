@@ -2,16 +2,82 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 
 from sash import __version__
 from sash.server.engine import ServingEngine
+from sash.server.errors import ApiError, as_api_error, as_field_error, error_response
+from sash.server.middleware import layers
+from sash.server.routes import chat, completions, health, models, tokenize
 from sash.server.settings import ServerSettings
 from sash.server.state import ServerState
+from sash.spec.errors import ConfigError, SashError
+
+ROUTERS = (
+    health.router,
+    models.router,
+    completions.router,
+    chat.router,
+    tokenize.router,
+)
 
 
 def create_app(engine: ServingEngine, settings: ServerSettings) -> FastAPI:
-    """The server as an ASGI app."""
-    app = FastAPI(title="sash", version=__version__, root_path=settings.root_path)
-    app.state.server = ServerState(engine, settings)
+    """The server as an ASGI app.
+
+    Raises:
+        ConfigError: the settings name a chat template that can't be read.
+    """
+    state = ServerState(engine, settings, _read_template(settings))
+    app = FastAPI(
+        title="sash",
+        version=__version__,
+        middleware=[Middleware(layer, **arguments) for layer, arguments in layers(state)],
+        exception_handlers={
+            SashError: _on_sash_error,
+            RequestValidationError: _on_validation_error,
+            HTTPException: _on_http_error,
+        },
+    )
+    app.state.server = state
+    for router in ROUTERS:
+        app.include_router(router)
     return app
+
+
+def _read_template(settings: ServerSettings) -> str | None:
+    if settings.chat_template is None:
+        return None
+    try:
+        return settings.chat_template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"chat_template {settings.chat_template} can't be read ({error}); name a Jinja file in UTF-8"
+        ) from error
+
+
+# Handlers are coroutines because plain functions would run in threads.
+
+
+async def _on_sash_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, SashError)
+    return error_response(as_api_error(error))
+
+
+async def _on_validation_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return error_response(as_field_error(error))
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the framework refuses by itself: unknown paths and methods, bodies that are no JSON."""
+    assert isinstance(error, HTTPException)
+    told = str(error.detail)
+    if error.status_code == 404:
+        told = f"there is no {request.url.path[:200]} here; /docs lists what is"
+    elif error.status_code == 405:
+        told = f"{request.method[:20]} is not allowed on {request.url.path[:200]}"
+    return error_response(ApiError(error.status_code, told, headers=dict(error.headers or {})))

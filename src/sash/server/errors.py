@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from fastapi.responses import JSONResponse
+import msgspec
+from fastapi import Response
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 
 from sash.spec.errors import EngineDeadError, ModelError, OverloadedError, RequestError, SashError
@@ -50,6 +53,7 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     409: "conflict_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
@@ -77,13 +81,35 @@ def as_api_error(error: SashError) -> ApiError:
 def error_body(error: ApiError) -> dict[str, Any]:
     """The body of an error, also what a stream that has begun sends as its last event."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "internal_error")
-    detail = ErrorDetail(message=str(error), type=kind, param=error.param, code=error.code)
+    # A name or text that was no Unicode may be part of it.
+    message = str(error).encode(errors="replace").decode()
+    detail = ErrorDetail(message=message, type=kind, param=error.param, code=error.code)
     return ErrorBody(error=detail).model_dump()
 
 
-def error_response(error: ApiError) -> JSONResponse:
+def error_bytes(error: ApiError) -> bytes:
+    """The body as JSON."""
+    return msgspec.json.encode(error_body(error))
+
+
+def error_response(error: ApiError) -> Response:
     """An error as a whole answer."""
-    return JSONResponse(error_body(error), status_code=error.status, headers=error.headers)
+    return Response(error_bytes(error), error.status, error.headers, "application/json")
+
+
+# How the framework names a branch of a union in the location of an error.
+_TYPE = re.compile(r"(str|int|float|bool|dict|list|(function|constrained|tagged|lax|json)-[a-z-]+)(\[.*)?", re.DOTALL)
+
+
+def as_field_error(error: RequestValidationError) -> ApiError:
+    """A body, path or query that doesn't fit its model: 400 with the first field that is to blame, dotted."""
+    first = error.errors()[0]
+    # Beside fields and places a location names where it looked ("body") and, inside unions, types ("str", "list[int]").
+    where = [str(part)[:64] for part in first["loc"][1:] if isinstance(part, int) or not _TYPE.fullmatch(part)]
+    param = ".".join(where) or None
+    message = str(first["msg"]).removeprefix("Value error, ")
+    more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
+    return ApiError(400, f"{param}: {message}{more}" if param else f"the body: {message}{more}", param=param)
 
 
 def _field_of(message: str) -> str | None:
@@ -93,3 +119,9 @@ def _field_of(message: str) -> str | None:
 
 
 _SINGLE_WORDS = frozenset({"n", "temperature", "stop", "seed", "logprobs", "prompt", "messages", "model", "tools"})
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For a route's ``responses``: the error body of any status, with those named that it uses on purpose."""
+    body = {"model": ErrorBody, "description": "OpenAI's error body"}
+    return {**dict.fromkeys(statuses, body), "4XX": body, "5XX": body}

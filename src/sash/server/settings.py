@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -11,7 +12,7 @@ class ServerSettings:
     """How the server is reached and what it allows.
 
     Args:
-        model_name: what requests call the model; the first of ``served_model_names``.
+        model_name: what requests call the model.
         served_model_names: further names that requests may use.
         host: address to listen on.
         port: 0 takes a free one.
@@ -23,9 +24,13 @@ class ServerSettings:
         max_body_bytes: larger request bodies are refused with 413.
         max_prompts: prompts in one completions request at most.
         max_waiting: answers that may wait; more are turned away with 429.
-        request_timeout_s: seconds after which a request is ended.
+        request_timeout_s: seconds after which a request is ended; so long may its body take to come, too.
         drain_s: seconds that running requests get to finish after SIGTERM.
+        heartbeat_s: a stream that has nothing to say for so long sends a comment, so that proxies keep the line.
         chat_template: jinja file that replaces the model's own template.
+        trust_request_chat_template: requests may bring a template.
+        default_sampling: values of temperature, top_k, top_p, min_p and repetition_penalty for requests that give
+            none (``sash.server.sampling.generation_defaults``).
         log_prompts: write prompts into the log.
         jobs_dir: folder of the jobs store.
         log_format: json, or text for people.
@@ -46,8 +51,16 @@ class ServerSettings:
     max_waiting: int = 256
     request_timeout_s: float = 300.0
     drain_s: float = 60.0
+    heartbeat_s: float = 15.0
     chat_template: Path | None = None
+    trust_request_chat_template: bool = False
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
     log_prompts: bool = False
     jobs_dir: Path | None = None
     log_format: str = "json"
     max_restarts: int = 3
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model, the first one first."""
+        return tuple(dict.fromkeys((self.model_name, *self.served_model_names)))

@@ -8,20 +8,55 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from sash.server.engine import ServingEngine
+from sash.server.errors import ApiError
 from sash.server.settings import ServerSettings
 
 
 @dataclass(slots=True)
+class Traffic:
+    """Bytes of bodies, and answers by their status, since the start."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    statuses: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class ServerState:
-    """The engine, the settings, and whether new requests are taken."""
+    """The engine, the settings, and whether new requests are taken. ``chat_template`` is the text of the settings'
+    file, None where the model's own is used."""
 
     engine: ServingEngine
     settings: ServerSettings
+    chat_template: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+    traffic: Traffic = field(default_factory=Traffic)
+
+    @property
+    def loading(self) -> bool:
+        """Whether the engine has never been ready yet."""
+        return self.engine.info is None
+
+    def check_serving(self) -> None:
+        """Raises ApiError 503 while the engine loads, or is started again after a failure."""
+        if self.engine.alive:
+            return
+        told = "the model is still loading" if self.loading else "the engine has failed and is being started again"
+        raise ApiError(503, f"{told}; try again in a moment", code="not_ready", headers={"Retry-After": "5"})
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with. Raises ApiError 404 for a model that isn't served here."""
+        names = self.settings.names
+        if name is None or name in names:
+            return name or names[0]
+        served = ", ".join(names)
+        raise ApiError(
+            404, f"the model {name[:200]!r} does not exist; here is {served}", param="model", code="model_not_found"
+        )
 
 
-def state_of(request: Request) -> ServerState:
-    """The state of the app that a request reached; for ``Depends``."""
+async def state_of(request: Request) -> ServerState:
+    """The state of the app that a request reached; for ``Depends`` (a plain function would run in a thread)."""
     state: ServerState = request.app.state.server
     return state

@@ -57,7 +57,7 @@ class IncrementalText:
 
         ``check_stop`` False passes the tokens' text on as it is: no part of it belongs to a stop string.
         """
-        data = b"".join(self._tokenizer.token_bytes(i) for i in ids if i not in self._skipped)
+        data = b"".join([self._tokenizer.token_bytes(i) for i in ids if i not in self._skipped])
         text = self._decode(data, final=False)
         return self._emit(self._stop.push(text) if check_stop else self._stop.skip(text))
 

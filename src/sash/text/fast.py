@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import tokenizers
 
 from sash.spec.errors import ModelError
 from sash.text.base import SPACE, check_text, decode_bytes, with_bos
+
+_CACHED_TOKENS = 1 << 16
 
 
 class FastTokenizer:
@@ -52,6 +55,7 @@ class FastTokenizer:
             starts_with == [self.bos_token_id] if add_bos is None else add_bos
         )
         self._bytes_of, self.strips_space = _piece_decoder(inner, source)
+        self._cached_bytes = lru_cache(_CACHED_TOKENS)(self._spelled_bytes)
 
     def encode(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
         """See ``Tokenizer.encode``."""
@@ -69,6 +73,9 @@ class FastTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """See ``Tokenizer.token_bytes``."""
+        return self._cached_bytes(token_id)
+
+    def _spelled_bytes(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._text(token_id).encode()
         piece = self._inner.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None

@@ -1,0 +1,137 @@
+"""From bodies to token ids: texts, conversations, and what is cut off; long ones in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from sash.server.errors import ApiError
+from sash.server.protocol.chat import ChatMessage, TemplateBody
+from sash.server.state import ServerState
+from sash.spec.errors import ModelError, RequestError
+from sash.text.base import Tokenizer
+from sash.text.chat import render_chat
+
+# Texts of so many characters together are worked on on the loop: a thread would take longer to start.
+_SHORT = 2000
+# The names by which render_chat takes its own arguments.
+_RESERVED = frozenset({"tokenizer", "messages", "template", "add_generation_prompt"})
+# Stands behind the message that is to be continued while the template renders it.
+_END = "\ue0ff\ue0fe\ue0ff"
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+T = TypeVar("T")
+
+
+def tokenizer_of(state: ServerState, param: str) -> Tokenizer:
+    """The tokenizer. Raises ApiError where there is none."""
+    if state.engine.tokenizer is None:
+        raise ApiError(400, f"{param}: this server has no tokenizer; give a prompt of token ids", param=param)
+    return state.engine.tokenizer
+
+
+async def encode_texts(
+    state: ServerState, texts: Sequence[str], *, add_bos: bool, param: str, empty: bool = False
+) -> list[list[int]]:
+    """Token ids of each text; ``empty`` ones may have none.
+
+    Raises:
+        ApiError: no tokenizer, or a text without a token.
+    """
+    tokenizer = tokenizer_of(state, param)
+
+    def work() -> list[list[int]]:
+        return [tokenizer.encode(text, add_bos=add_bos) for text in texts]
+
+    encoded = await aside(sum(map(len, texts)), work)
+    if not empty and not all(encoded):
+        raise ApiError(400, f"{param} is empty; give some text or token ids", param=param)
+    return encoded
+
+
+async def encode_messages(state: ServerState, given: Sequence[ChatMessage], how: TemplateBody) -> list[int]:
+    """Token ids of a conversation in the model's form.
+
+    Raises:
+        ApiError: a template that may not be used, or messages that it refuses.
+    """
+    tokenizer = tokenizer_of(state, "messages")
+    template = _template(state, how, tokenizer)
+    messages = [_for_template(message, template) for message in given]
+    size = sum(len(str(message["content"])) for message in messages)
+
+    def work() -> list[int]:
+        text = _render(tokenizer, template, how, messages)
+        return tokenizer.encode(text, add_bos=how.add_special_tokens is not False, parse_special=True)
+
+    try:
+        ids = await aside(size, work)
+    except (RequestError, ModelError) as error:
+        raise ApiError(400, str(error), param="messages") from error
+    if not ids:
+        raise ApiError(400, "messages render to an empty prompt", param="messages")
+    return ids
+
+
+async def aside(size: int, work: Callable[[], T]) -> T:
+    """Do work for so many characters, in a thread when they are many."""
+    return work() if size <= _SHORT else await asyncio.to_thread(work)
+
+
+def cut(state: ServerState, ids: list[int], keep: int | None, max_tokens: int | None) -> list[int]:
+    """The last ``keep`` tokens, -1: as many as leave room for ``max_tokens``. Raises ApiError where none would stay."""
+    if keep is None:
+        return ids
+    if keep < 0:
+        longest = state.engine.info.max_model_len if state.engine.info else len(ids)
+        keep = longest - max(max_tokens or 1, 1)
+    if keep < 1:
+        raise ApiError(400, "truncate_prompt_tokens leaves nothing of the prompt", param="truncate_prompt_tokens")
+    return ids[-keep:]
+
+
+def _template(state: ServerState, how: TemplateBody, tokenizer: Tokenizer) -> str:
+    if how.chat_template is not None:
+        if not state.settings.trust_request_chat_template:
+            raise ApiError(
+                400,
+                "chat_template is not taken from requests here; start the server with --trust-request-chat-template",
+                param="chat_template",
+            )
+        return how.chat_template
+    return state.chat_template or tokenizer.chat_template or PLAIN_TEMPLATE
+
+
+def _for_template(message: ChatMessage, template: str) -> dict[str, Any]:
+    """A message as a template expects it: with a content, and with a role from before there were developers."""
+    out = message.model_dump(exclude_none=True)
+    out.setdefault("content", "")
+    if out["role"] == "developer" and "developer" not in template:
+        out["role"] = "system"
+    return out
+
+
+def _render(tokenizer: Tokenizer, template: str, how: TemplateBody, messages: list[dict[str, Any]]) -> str:
+    variables = dict(how.chat_template_kwargs or {})
+    if taken := sorted(_RESERVED & variables.keys()):
+        raise ApiError(400, f"chat_template_kwargs must not set {taken[0]}", param="chat_template_kwargs")
+    going_on = bool(how.continue_final_message)
+    start = not going_on if how.add_generation_prompt is None else how.add_generation_prompt
+    if not going_on:
+        return render_chat(tokenizer, messages, template=template, add_generation_prompt=start, **variables)
+    if start:
+        told = "continue_final_message and add_generation_prompt exclude each other; set one of them"
+        raise ApiError(400, told, param="continue_final_message")
+    last = messages[-1]
+    if not isinstance(last.get("content"), str):
+        told = "continue_final_message needs a last message whose content is a text"
+        raise ApiError(400, told, param="continue_final_message")
+    marked = [*messages[:-1], {**last, "content": last["content"] + _END}]
+    text = render_chat(tokenizer, marked, template=template, add_generation_prompt=False, **variables)
+    before, found, _ = text.rpartition(_END)
+    if not found:
+        raise ApiError(400, "the chat template leaves the last message out", param="continue_final_message")
+    return before

@@ -1,0 +1,1 @@
+"""Answers and streams as bytes."""

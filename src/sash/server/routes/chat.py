@@ -1,0 +1,47 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request, Response
+
+from sash.server.errors import ApiError
+from sash.server.prompts import cut, encode_messages
+from sash.server.protocol.chat import REFUSED, ChatCompletion, ChatRequest
+from sash.server.replies.chat import ChatReply
+from sash.server.replies.common import Head
+from sash.server.routing import answer_responses, new_router
+from sash.server.sampling import sampling_params
+from sash.server.serving import Work, answer
+from sash.server.state import ServerState, state_of
+
+router = new_router("generation")
+
+
+@router.post("/v1/chat/completions", response_class=Response, responses=answer_responses(ChatCompletion))
+async def chat(body: ChatRequest, request: Request, state: Annotated[ServerState, Depends(state_of)]) -> Response:
+    """Answer a conversation."""
+    model = state.check_model(body.model)
+    ignored = body.ignored(REFUSED)
+    _check(body)
+    state.check_serving()
+    params = sampling_params(
+        body,
+        state.settings.default_sampling,
+        state.engine.tokenizer,
+        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    ids = await encode_messages(state, body.messages, body)
+    prompts = [cut(state, ids, body.truncate_prompt_tokens, params.max_tokens)]
+    reply = ChatReply(body, Head.new("chatcmpl", model), state.engine.tokenizer)
+    return await answer(request, state, Work(prompts, params, reply, bool(body.stream), ignored))
+
+
+def _check(body: ChatRequest) -> None:
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    if body.stream and body.prompt_logprobs is not None:
+        raise ApiError(400, "prompt_logprobs can't be streamed; leave out one of them", param="prompt_logprobs")
