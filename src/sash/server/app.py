@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -10,7 +12,7 @@ from starlette.middleware import Middleware
 from sash import __version__
 from sash.server.engine import ServingEngine
 from sash.server.errors import ApiError, as_api_error, as_field_error, error_response
-from sash.server.middleware import layers
+from sash.server.middleware import layers, needs_no_key
 from sash.server.routes import chat, completions, health, models, tokenize
 from sash.server.settings import ServerSettings
 from sash.server.state import ServerState
@@ -45,7 +47,25 @@ def create_app(engine: ServingEngine, settings: ServerSettings) -> FastAPI:
     app.state.server = state
     for router in ROUTERS:
         app.include_router(router)
+    if settings.api_keys:
+        _describe_keys(app)
     return app
+
+
+def _describe_keys(app: FastAPI) -> None:
+    """Say in the OpenAPI document which routes want a key."""
+    describe = app.openapi
+
+    def with_keys() -> dict[str, Any]:
+        document = describe()
+        document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, operations in document["paths"].items():
+            if not needs_no_key(path):
+                for operation in operations.values():
+                    operation["security"] = [{"key": []}]
+        return document
+
+    app.openapi = with_keys  # type: ignore[method-assign]
 
 
 def _read_template(settings: ServerSettings) -> str | None:

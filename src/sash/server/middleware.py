@@ -132,7 +132,7 @@ class ApiKeys:
         self._keys = [key.encode() for key in state.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys and not _is_open(get_route_path(scope)):
+        if scope["type"] == "http" and self._keys and not needs_no_key(get_route_path(scope)):
             scheme, _, given = header_of(scope, b"authorization").partition(" ")
             if scheme.lower() != "bearer" or not self._known(given.strip().encode("latin-1")):
                 text = "a key is needed: send the header Authorization: Bearer KEY"
@@ -149,7 +149,8 @@ class ApiKeys:
         return found
 
 
-def _is_open(path: str) -> bool:
+def needs_no_key(path: str) -> bool:
+    """Whether everybody may read it."""
     return path in OPEN_PATHS or (path.startswith(OPEN_FOLDER) and ".." not in path)
 
 

@@ -38,10 +38,11 @@ def _prompt(value: object) -> object:
 
 
 _IDS = {**IDS_SCHEMA, "minItems": 1}
+_TEXT = {"type": "string", "minLength": 1}
 _PROMPT_SCHEMA = {
     "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        _TEXT,
+        {"type": "array", "items": _TEXT, "minItems": 1},
         _IDS,
         {"type": "array", "items": _IDS, "minItems": 1},
     ]
