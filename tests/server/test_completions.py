@@ -116,6 +116,8 @@ def test_unknown_fields_are_ignored_and_told() -> None:
     assert "x-sash-ignored" not in post(PATH, {"prompt": "a"}).headers
     many = post(PATH, {"prompt": "a"} | {f"field{i}": 1 for i in range(500)})
     assert len(many.headers["x-sash-ignored"]) < 300
+    pointless = post(PATH, {"prompt": "a", "stream_options": {"include_usage": True}})
+    assert pointless.headers["x-sash-ignored"] == "stream_options"
     streamed = post(PATH, {"prompt": "a", "user": "me", "stream": True})
     assert streamed.headers["x-sash-ignored"] == "user"
 
@@ -158,6 +160,9 @@ def test_prompts_may_be_cut_from_the_left(keep: int, max_tokens: int | None, ids
     engine = fake_engine()
     complete(engine, prompt=[3, 4, 5], truncate_prompt_tokens=keep, max_tokens=max_tokens)
     assert engine.prompts == [ids]
+    assert refusal(PATH, {"prompt": [5] * 512})["code"] == "context_length_exceeded"
+    assert refusal(PATH, {"prompt": ["a", "a" * 512]})["param"] == "prompt"
+    complete(engine, prompt=[5] * 512, max_tokens=0, echo=True)
     for nothing in (0, -1):
         body = {"prompt": [1], "truncate_prompt_tokens": nothing, "max_tokens": 600}
         assert refusal(PATH, body)["param"] == "truncate_prompt_tokens"

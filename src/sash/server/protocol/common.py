@@ -119,6 +119,11 @@ class GenerationBody(Body):
         None, description="Keep only so many tokens of the prompt's end; -1: as many as fit."
     )
 
+    def ignored(self, refused: Mapping[str, str]) -> list[str]:
+        """See ``Body``; options of a stream have no effect without one."""
+        pointless = ["stream_options"] if self.stream_options is not None and not self.stream else []
+        return pointless + super().ignored(refused)
+
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with the usage."""
