@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import TypeAdapter
 from tests.server.apps import complete, fake_engine, post, refusal, saying, stream
 from tests.text.fakes import ByteTokenizer
 
 from sash.server.protocol.completions import Completion
+from sash.server.sampling import generation_defaults
+from sash.spec.errors import ConfigError
 
 PATH = "/v1/completions"
 EMOJI = "é😀"
@@ -99,6 +103,16 @@ def test_what_is_not_given_is_vllms_default_and_the_models_own() -> None:
     post(PATH, {"prompt": "a"}, engine, default_sampling=recommended)
     post(PATH, {"prompt": "a", "temperature": 0}, engine, default_sampling=recommended)
     assert [(p.temperature, p.top_k) for p in engine.params[2:]] == [(0.6, 20), (0, 20)]
+
+
+def test_a_models_folder_may_recommend_values(tmp_path: Path) -> None:
+    assert generation_defaults(tmp_path) == generation_defaults(tmp_path / "model.gguf") == {}
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"temperature": 0.6, "top_k": 20, "top_p": null, "do_sample": true, "eos_token_id": [1, 2]}')
+    assert generation_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
+    file.write_text('{"top_p": 7}')
+    with pytest.raises(ConfigError, match=r"generation_config.json: top_p must be"):
+        generation_defaults(tmp_path)
 
 
 def test_whole_numbers_may_be_written_with_a_point() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -27,13 +28,20 @@ ROUTERS = (
 )
 
 
-def create_app(engine: ServingEngine, settings: ServerSettings) -> FastAPI:
+def create_app(
+    engine: ServingEngine, settings: ServerSettings, default_sampling: Mapping[str, float] | None = None
+) -> FastAPI:
     """The server as an ASGI app.
+
+    Args:
+        engine: answers; may still be loading.
+        settings: of the service.
+        default_sampling: values for requests that give none (``sash.server.sampling.generation_defaults``).
 
     Raises:
         ConfigError: the settings name a chat template that can't be read.
     """
-    state = ServerState(engine, settings, _read_template(settings))
+    state = ServerState(engine, settings, _read_template(settings), default_sampling or {})
     app = FastAPI(
         title="sash",
         version=__version__,

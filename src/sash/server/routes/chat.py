@@ -28,7 +28,7 @@ async def chat(body: ChatRequest, request: Request, state: Annotated[ServerState
     state.check_serving()
     params = sampling_params(
         body,
-        state.settings.default_sampling,
+        state.default_sampling,
         state.engine.tokenizer,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,

@@ -53,7 +53,7 @@ def _params(body: CompletionRequest, state: ServerState) -> SamplingParams:
         scores = scores or 0  # the engine takes no request that asks for nothing
     return sampling_params(
         body,
-        state.settings.default_sampling,
+        state.default_sampling,
         state.engine.tokenizer,
         max_tokens=max_tokens,
         logprobs=body.logprobs,
