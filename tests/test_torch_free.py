@@ -10,6 +10,7 @@ import pytest
 
 import sash.kv
 import sash.scheduler
+import sash.server
 import sash.spec
 
 
@@ -26,6 +27,7 @@ PARTS = {
     "ledger": LEDGER,
     "scheduler": SCHEDULER,
     "drafts": ["sash.engine.drafts"],
+    "server": modules(sash.server, "sash.server"),
     "command line": ["sash.cli.main", "sash.cli.generate", "sash.cli.chat", "sash.cli.inspect"],
 }
 CHECK = """

@@ -43,3 +43,15 @@ _.hf_quantizer
 
 # The C++ step reads it.
 _.kv_type
+
+# Fields of answers, which clients read, and attributes that pydantic and Starlette look for.
+_.cached_tokens
+_.total_tokens
+_.prompt_tokens_details
+_.text_offset
+_.token_strs
+_.server_load
+_.owned_by
+_.model_config
+_.media_type
+_.background

@@ -35,7 +35,8 @@ def saying(*answers: bytes, reason: str = "stop", **options: Any) -> FakeEngine:
 @asynccontextmanager
 async def client_of(engine: FakeEngine, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the app around the engine; settings are those of ``ServerSettings``."""
-    app = create_app(engine, ServerSettings(**({"model_name": "tiny"} | settings)))
+    defaults = settings.pop("default_sampling", None)
+    app = create_app(engine, ServerSettings(**({"model_name": "tiny"} | settings)), defaults)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://sash") as client:
         yield client

@@ -224,6 +224,12 @@ def test_the_log_has_a_line_for_each_request_and_no_prompt() -> None:
     assert routine["log_level"] == "debug"
 
 
+def test_prompts_are_logged_where_that_is_asked_for() -> None:
+    with capture_logs() as lines:
+        post(COMPLETIONS, {"prompt": ["one", "two"]}, log_prompts=True)
+    assert next(line for line in lines if line["event"] == "prompts")["prompts"] == ["one", "two"]
+
+
 def test_draining_refuses_new_work_and_says_so() -> None:
     async def whole() -> None:
         engine = fake_engine()

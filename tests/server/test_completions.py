@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import TypeAdapter
 from tests.server.apps import complete, fake_engine, post, refusal, saying, stream
 from tests.text.fakes import ByteTokenizer
 
 from sash.server.protocol.completions import Completion
+from sash.server.sampling import generation_defaults
+from sash.spec.errors import ConfigError
 
 PATH = "/v1/completions"
 EMOJI = "é😀"
@@ -101,6 +105,16 @@ def test_what_is_not_given_is_vllms_default_and_the_models_own() -> None:
     assert [(p.temperature, p.top_k) for p in engine.params[2:]] == [(0.6, 20), (0, 20)]
 
 
+def test_a_models_folder_may_recommend_values(tmp_path: Path) -> None:
+    assert generation_defaults(tmp_path) == generation_defaults(tmp_path / "model.gguf") == {}
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"temperature": 0.6, "top_k": 20, "top_p": null, "do_sample": true, "eos_token_id": [1, 2]}')
+    assert generation_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
+    file.write_text('{"top_p": 7}')
+    with pytest.raises(ConfigError, match=r"generation_config.json: top_p must be"):
+        generation_defaults(tmp_path)
+
+
 def test_whole_numbers_may_be_written_with_a_point() -> None:
     engine = fake_engine()
     complete(engine, max_tokens=3.0, seed=7.0)
@@ -116,6 +130,8 @@ def test_unknown_fields_are_ignored_and_told() -> None:
     assert "x-sash-ignored" not in post(PATH, {"prompt": "a"}).headers
     many = post(PATH, {"prompt": "a"} | {f"field{i}": 1 for i in range(500)})
     assert len(many.headers["x-sash-ignored"]) < 300
+    pointless = post(PATH, {"prompt": "a", "stream_options": {"include_usage": True}})
+    assert pointless.headers["x-sash-ignored"] == "stream_options"
     streamed = post(PATH, {"prompt": "a", "user": "me", "stream": True})
     assert streamed.headers["x-sash-ignored"] == "user"
 
@@ -158,6 +174,9 @@ def test_prompts_may_be_cut_from_the_left(keep: int, max_tokens: int | None, ids
     engine = fake_engine()
     complete(engine, prompt=[3, 4, 5], truncate_prompt_tokens=keep, max_tokens=max_tokens)
     assert engine.prompts == [ids]
+    assert refusal(PATH, {"prompt": [5] * 512})["code"] == "context_length_exceeded"
+    assert refusal(PATH, {"prompt": ["a", "a" * 512]})["param"] == "prompt"
+    complete(engine, prompt=[5] * 512, max_tokens=0, echo=True)
     for nothing in (0, -1):
         body = {"prompt": [1], "truncate_prompt_tokens": nothing, "max_tokens": 600}
         assert refusal(PATH, body)["param"] == "truncate_prompt_tokens"

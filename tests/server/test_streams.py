@@ -259,6 +259,13 @@ def test_more_prompts_than_seats_take_turns(streamed: bool) -> None:
     assert engine.most == [3]  # type: ignore[attr-defined]
 
 
+def test_many_prompts_leave_the_queue_to_others() -> None:
+    engine = many(1000)
+    post(COMPLETIONS, {"prompt": [[i] for i in range(1, 40)]}, engine)
+    assert engine.most == [2 * 4]  # type: ignore[attr-defined]
+    assert [prompt[0] for prompt in engine.prompts] == list(range(1, 40))
+
+
 @HOW
 def test_prompts_that_find_no_seat_at_all_are_turned_away(streamed: bool) -> None:
     body = {"prompt": ["a", "b"], "stream": streamed}

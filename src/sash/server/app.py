@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -10,7 +13,7 @@ from starlette.middleware import Middleware
 from sash import __version__
 from sash.server.engine import ServingEngine
 from sash.server.errors import ApiError, as_api_error, as_field_error, error_response
-from sash.server.middleware import layers
+from sash.server.middleware import layers, needs_no_key
 from sash.server.routes import chat, completions, health, models, tokenize
 from sash.server.settings import ServerSettings
 from sash.server.state import ServerState
@@ -25,13 +28,20 @@ ROUTERS = (
 )
 
 
-def create_app(engine: ServingEngine, settings: ServerSettings) -> FastAPI:
+def create_app(
+    engine: ServingEngine, settings: ServerSettings, default_sampling: Mapping[str, float] | None = None
+) -> FastAPI:
     """The server as an ASGI app.
+
+    Args:
+        engine: answers; may still be loading.
+        settings: of the service.
+        default_sampling: values for requests that give none (``sash.server.sampling.generation_defaults``).
 
     Raises:
         ConfigError: the settings name a chat template that can't be read.
     """
-    state = ServerState(engine, settings, _read_template(settings))
+    state = ServerState(engine, settings, _read_template(settings), default_sampling or {})
     app = FastAPI(
         title="sash",
         version=__version__,
@@ -45,7 +55,25 @@ def create_app(engine: ServingEngine, settings: ServerSettings) -> FastAPI:
     app.state.server = state
     for router in ROUTERS:
         app.include_router(router)
+    if settings.api_keys:
+        _describe_keys(app)
     return app
+
+
+def _describe_keys(app: FastAPI) -> None:
+    """Say in the OpenAPI document which routes want a key."""
+    describe = app.openapi
+
+    def with_keys() -> dict[str, Any]:
+        document = describe()
+        document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, operations in document["paths"].items():
+            if not needs_no_key(path):
+                for operation in operations.values():
+                    operation["security"] = [{"key": []}]
+        return document
+
+    app.openapi = with_keys  # type: ignore[method-assign]
 
 
 def _read_template(settings: ServerSettings) -> str | None:

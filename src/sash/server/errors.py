@@ -114,7 +114,7 @@ def as_field_error(error: RequestValidationError) -> ApiError:
 
 def _field_of(message: str) -> str | None:
     """The field that a RequestError begins with: ``temperature must be …``."""
-    first = message.split(" ", 1)[0]
+    first = re.split(r"[ =:]", message, maxsplit=1)[0]
     return first if (first.isidentifier() and "_" in first) or first in _SINGLE_WORDS else None
 
 

@@ -79,7 +79,8 @@ class _One:
 
 
 class _Many:
-    """A task for each prompt that runs, and one that starts them in order."""
+    """A task for each prompt that runs, and one that starts them in order: two for each seat, so that no seat stands
+    empty and the queue has room for others."""
 
     def __init__(self, engine: ServingEngine, prompts: Sequence[list[int]], params: SamplingParams) -> None:
         self._engine = engine
@@ -87,6 +88,7 @@ class _Many:
         self._params = params
         self._wholes: list[RequestOutput | None] = [None] * len(prompts)
         self._news: Batch = []
+        self._most = max(2 * (engine.info.max_num_seqs if engine.info else 1) // params.n, 1)
         self._running = 0
         self._ended = 0
         self._changed = asyncio.Event()
@@ -96,18 +98,20 @@ class _Many:
 
     async def start(self) -> None:
         """Start as many as there is room for. Raises what the engine says to the first that it refuses."""
-        results = await asyncio.gather(*map(self._begin, range(len(self._prompts))), return_exceptions=True)
+        first = min(self._most, len(self._prompts))
+        results = await asyncio.gather(*map(self._begin, range(first)), return_exceptions=True)
         late = [i for i, result in enumerate(results) if isinstance(result, OverloadedError)]
         for i, result in enumerate(results):
             if isinstance(result, BaseException) and (i == 0 or i not in late):
                 raise result
+        late += range(first, len(self._prompts))
         if late:
             self._spawn(self._start_late(late))
 
     async def _start_late(self, late: list[int]) -> None:
         try:
             for i in late:
-                while not await self._tried(i):
+                while self._running >= self._most or not await self._tried(i):
                     self._room.clear()
                     if self._running:
                         await self._room.wait()

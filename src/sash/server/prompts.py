@@ -81,16 +81,35 @@ async def aside(size: int, work: Callable[[], T]) -> T:
     return work() if size <= _SHORT else await asyncio.to_thread(work)
 
 
-def cut(state: ServerState, ids: list[int], keep: int | None, max_tokens: int | None) -> list[int]:
-    """The last ``keep`` tokens, -1: as many as leave room for ``max_tokens``. Raises ApiError where none would stay."""
-    if keep is None:
-        return ids
-    if keep < 0:
-        longest = state.engine.info.max_model_len if state.engine.info else len(ids)
-        keep = longest - max(max_tokens or 1, 1)
-    if keep < 1:
-        raise ApiError(400, "truncate_prompt_tokens leaves nothing of the prompt", param="truncate_prompt_tokens")
-    return ids[-keep:]
+def fit(state: ServerState, ids: list[int], *, keep: int | None, max_tokens: int | None, param: str) -> list[int]:
+    """A prompt as it enters the engine.
+
+    Args:
+        state: knows the context's length.
+        ids: of the prompt.
+        keep: only so many tokens of its end, -1: as many as leave room for ``max_tokens``, None: all.
+        max_tokens: of the answer; 0 asks for none.
+        param: the prompt's field.
+
+    Raises:
+        ApiError: nothing would stay, or what stays is longer than the context.
+    """
+    info = state.engine.info
+    longest = info.max_model_len if info is not None else len(ids) + 1
+    if keep is not None:
+        kept = longest - max(max_tokens or 1, 1) if keep < 0 else keep
+        if kept < 1:
+            raise ApiError(400, "truncate_prompt_tokens leaves nothing of the prompt", param="truncate_prompt_tokens")
+        ids = ids[-kept:]
+    if len(ids) + (max_tokens != 0) > longest:
+        raise ApiError(
+            400,
+            f"{param}: the maximum context length is {longest} tokens and the prompt has {len(ids)}: shorten it to "
+            f"{longest - 1}, or cut it with truncate_prompt_tokens",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return ids
 
 
 def _template(state: ServerState, how: TemplateBody, tokenizer: Tokenizer) -> str:

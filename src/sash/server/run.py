@@ -15,6 +15,7 @@ import uvicorn
 from sash.engine.async_engine import AsyncEngine, Progress
 from sash.server.app import create_app
 from sash.server.config import ServeConfig
+from sash.server.sampling import generation_defaults
 from sash.server.settings import ServerSettings
 from sash.server.state import ServerState
 from sash.spec.errors import ConfigError, EngineDeadError, SashError
@@ -47,7 +48,7 @@ def serve(config: ServeConfig, on_progress: Progress | None = None) -> int:
         max_waiting=config.settings.max_waiting,
         on_progress=on_progress,
     )
-    app = create_app(engine, config.settings)
+    app = create_app(engine, config.settings, generation_defaults(source.path))
     http = uvicorn.Config(
         app,
         log_config=None,

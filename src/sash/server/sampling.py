@@ -31,8 +31,8 @@ _TAKEN = (
 
 
 def generation_defaults(folder: Path) -> dict[str, float]:
-    """Sampling values that a model's folder recommends in generation_config.json, for
-    ``ServerSettings.default_sampling``; none when there is no such file.
+    """Sampling values that a model's folder recommends in generation_config.json, for ``create_app``;
+    none when there is no such file.
 
     Raises:
         ConfigError: a value that can't be used.

@@ -63,6 +63,8 @@ async def answer(request: Request, state: ServerState, work: Work) -> Response:
     """
     headers = ignored_headers(request, work.ignored)
     note(request.scope, prompt_tokens=sum(map(len, work.prompts)), answers=len(work.prompts) * work.params.n)
+    if state.settings.log_prompts:
+        _log_prompts(request, state, work)
     if work.stream:
         settings = state.settings
         return EventStream(
@@ -101,6 +103,12 @@ def ignored_headers(request: Request, ignored: list[str]) -> dict[str, str]:
         names.append("...")
     logger().info("fields_ignored", request_id=request_id_of(request.scope), fields=names)
     return {"X-Sash-Ignored": ", ".join(names)}
+
+
+def _log_prompts(request: Request, state: ServerState, work: Work) -> None:
+    tokenizer = state.engine.tokenizer
+    prompts = [ids if tokenizer is None else tokenizer.decode(ids, skip_special=False) for ids in work.prompts]
+    logger().info("prompts", request_id=request_id_of(request.scope), prompts=prompts)
 
 
 def _note_answers(request: Request, wholes: list[RequestOutput]) -> None:

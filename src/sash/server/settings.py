@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -29,8 +28,6 @@ class ServerSettings:
         heartbeat_s: a stream that has nothing to say for so long sends a comment, so that proxies keep the line.
         chat_template: jinja file that replaces the model's own template.
         trust_request_chat_template: requests may bring a template.
-        default_sampling: values of temperature, top_k, top_p, min_p and repetition_penalty for requests that give
-            none (``sash.server.sampling.generation_defaults``).
         log_prompts: write prompts into the log.
         jobs_dir: folder of the jobs store.
         log_format: json, or text for people.
@@ -54,7 +51,6 @@ class ServerSettings:
     heartbeat_s: float = 15.0
     chat_template: Path | None = None
     trust_request_chat_template: bool = False
-    default_sampling: Mapping[str, float] = field(default_factory=dict)
     log_prompts: bool = False
     jobs_dir: Path | None = None
     log_format: str = "json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -24,11 +25,12 @@ class Traffic:
 @dataclass(slots=True)
 class ServerState:
     """The engine, the settings, and whether new requests are taken. ``chat_template`` is the text of the settings'
-    file, None where the model's own is used."""
+    file, None where the model's own is used; ``default_sampling`` is for requests that give no values."""
 
     engine: ServingEngine
     settings: ServerSettings
     chat_template: str | None = None
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     traffic: Traffic = field(default_factory=Traffic)

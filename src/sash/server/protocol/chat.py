@@ -8,6 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from sash.server.protocol.common import Body, GenerationBody, Int, PromptLogprobs, Usage
+from sash.spec.sampling import MAX_LOGPROBS
 
 # What we know and can't do, with the reason; everything else that is unknown is ignored, and told.
 REFUSED = {
@@ -52,7 +53,7 @@ class ChatRequest(GenerationBody, TemplateBody):
     max_tokens: Annotated[Int, Field(ge=1)] | None = Field(None, description="When not given: what the context holds.")
     max_completion_tokens: Annotated[Int, Field(ge=1)] | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool | None = None
-    top_logprobs: Annotated[Int, Field(ge=0, le=100)] | None = Field(None, description="Needs logprobs.")
+    top_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(None, description="Needs logprobs.")
 
 
 class TopLogprob(TypedDict):

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from typing_extensions import TypedDict
 
 from sash.server.errors import ApiError
+from sash.spec.sampling import MAX_ANSWERS, MAX_LOGPROBS
 
 MAX_INT = (1 << 31) - 1
 MAX_STOPS = 256
@@ -91,7 +92,7 @@ class GenerationBody(Body):
     model: str | None = Field(None, description="A name of the served model; left out: the one that is served.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[Int, Field(ge=1, le=1024)] | None = None
+    n: Annotated[Int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     temperature: float | None = Field(None, ge=0, le=1e30)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: Annotated[Int, Field(ge=-1)] | None = None
@@ -112,12 +113,17 @@ class GenerationBody(Body):
     allowed_token_ids: TokenIds | None = None
     bad_token_ids: TokenIds | None = None
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(None, description="Words of one token each.")
-    prompt_logprobs: Annotated[Int, Field(ge=0, le=100)] | None = None
+    prompt_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Annotated[Int, Field(ge=-1)] | None = Field(
         None, description="Keep only so many tokens of the prompt's end; -1: as many as fit."
     )
+
+    def ignored(self, refused: Mapping[str, str]) -> list[str]:
+        """See ``Body``; options of a stream have no effect without one."""
+        pointless = ["stream_options"] if self.stream_options is not None and not self.stream else []
+        return pointless + super().ignored(refused)
 
     @property
     def include_usage(self) -> bool:

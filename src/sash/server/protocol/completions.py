@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from sash.server.protocol.common import IDS_SCHEMA, GenerationBody, Int, PromptLogprobs, Usage, ids_or_problem
+from sash.spec.sampling import MAX_LOGPROBS
 
 # What we know and can't do, with the reason; everything else that is unknown is ignored, and told.
 REFUSED = {
@@ -38,10 +39,11 @@ def _prompt(value: object) -> object:
 
 
 _IDS = {**IDS_SCHEMA, "minItems": 1}
+_TEXT = {"type": "string", "minLength": 1}
 _PROMPT_SCHEMA = {
     "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        _TEXT,
+        {"type": "array", "items": _TEXT, "minItems": 1},
         _IDS,
         {"type": "array", "items": _IDS, "minItems": 1},
     ]
@@ -57,7 +59,7 @@ class CompletionRequest(GenerationBody):
     )
     best_of: Annotated[Int, Field(ge=1)] | None = Field(None, description="Must be n: all answers are returned.")
     echo: bool | None = None
-    logprobs: Annotated[Int, Field(ge=0, le=100)] | None = None
+    logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_special_tokens: bool | None = Field(None, description="Start a text with BOS where the model has one; true.")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request, Response
 
 from sash.server.errors import ApiError
-from sash.server.prompts import cut, encode_messages
+from sash.server.prompts import encode_messages, fit
 from sash.server.protocol.chat import REFUSED, ChatCompletion, ChatRequest
 from sash.server.replies.chat import ChatReply
 from sash.server.replies.common import Head
@@ -28,14 +28,15 @@ async def chat(body: ChatRequest, request: Request, state: Annotated[ServerState
     state.check_serving()
     params = sampling_params(
         body,
-        state.settings.default_sampling,
+        state.default_sampling,
         state.engine.tokenizer,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
     ids = await encode_messages(state, body.messages, body)
-    prompts = [cut(state, ids, body.truncate_prompt_tokens, params.max_tokens)]
+    keep, max_tokens = body.truncate_prompt_tokens, params.max_tokens
+    prompts = [fit(state, ids, keep=keep, max_tokens=max_tokens, param="messages")]
     reply = ChatReply(body, Head.new("chatcmpl", model), state.engine.tokenizer)
     return await answer(request, state, Work(prompts, params, reply, bool(body.stream), ignored))
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request, Response
 
 from sash.server.errors import ApiError
-from sash.server.prompts import cut, encode_texts
+from sash.server.prompts import encode_texts, fit
 from sash.server.protocol.completions import REFUSED, Completion, CompletionRequest
 from sash.server.replies.common import Head
 from sash.server.replies.completions import CompletionReply
@@ -53,7 +53,7 @@ def _params(body: CompletionRequest, state: ServerState) -> SamplingParams:
         scores = scores or 0  # the engine takes no request that asks for nothing
     return sampling_params(
         body,
-        state.settings.default_sampling,
+        state.default_sampling,
         state.engine.tokenizer,
         max_tokens=max_tokens,
         logprobs=body.logprobs,
@@ -70,4 +70,5 @@ async def _prompts(body: CompletionRequest, state: ServerState, params: Sampling
     if isinstance(listed[0], str):
         add_bos = body.add_special_tokens is not False
         listed = await encode_texts(state, listed, add_bos=add_bos, param="prompt")
-    return [cut(state, ids, body.truncate_prompt_tokens, params.max_tokens) for ids in listed]
+    keep, max_tokens = body.truncate_prompt_tokens, params.max_tokens
+    return [fit(state, ids, keep=keep, max_tokens=max_tokens, param="prompt") for ids in listed]

@@ -43,7 +43,7 @@ async def ready(state: Annotated[ServerState, Depends(state_of)]) -> Response:
     return Response()
 
 
-@router.get("/version")
+@router.get("/version", responses=error_responses())
 async def version() -> Version:
     """The version of sash."""
     return Version(version=__version__)

@@ -1,0 +1,44 @@
+"""The OpenAPI document: every route says what it takes, what it answers and how it fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.server.apps import fake_engine
+
+from sash.server.app import create_app
+from sash.server.settings import ServerSettings
+
+DOCUMENT = create_app(fake_engine(), ServerSettings("tiny")).openapi()
+OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods]
+
+
+def operation(path: str, method: str, document: dict[str, Any] = DOCUMENT) -> dict[str, Any]:
+    return dict(document["paths"][path][method])
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_every_route_describes_its_success_and_its_errors(path: str, method: str) -> None:
+    described = operation(path, method)
+    responses = described["responses"]
+    assert "422" not in responses and described["description"] and described["tags"]
+    for status in ("4XX", "5XX"):
+        assert responses[status]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorBody")
+    if path not in ("/health", "/ready"):
+        assert responses["200"]["content"]
+    if method == "post":
+        assert "$ref" in described["requestBody"]["content"]["application/json"]["schema"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_streams_are_declared(path: str) -> None:
+    assert set(operation(path, "post")["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+
+
+def test_where_keys_are_wanted_is_told() -> None:
+    locked = create_app(fake_engine(), ServerSettings("tiny", api_keys=("k",))).openapi()
+    assert locked["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    assert operation("/v1/models", "get", locked)["security"] == [{"key": []}]
+    assert "security" not in operation("/health", "get", locked)
+    assert "security" not in operation("/v1/models", "get")
