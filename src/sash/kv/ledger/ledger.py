@@ -154,28 +154,29 @@ class Ledger:
         """Requests that have tables."""
         return tuple(self._tables)
 
-    def page_map(self, index: int) -> list[tuple[str, int]]:
-        """The pool of one group from its first page to its last, as runs (owner, pages): a request (of a shared page
-        the oldest), or "" for free pages."""
-        owners: dict[int, str] = {}
+    def page_map(self, index: int) -> list[tuple[str, int, int]]:
+        """The pool of one group from its first page to its last, as runs (owner, pages, number): a request (of a shared
+        page the oldest), or "" for free pages. ``number`` is which of its owner's pages the run's first one is
+        (position // page_size); the others follow it one by one. 0 for free pages."""
+        owners: dict[int, tuple[str, int]] = {}
         for request_id, tables in self._tables.items():
-            for page in tables[index].columns:
+            table = tables[index]
+            for column, page in enumerate(table.columns):
                 if page != EMPTY:
-                    owners.setdefault(page, request_id)
-        runs: list[tuple[str, int]] = []
+                    owners.setdefault(page, (request_id, table.page_number(column)))
+        runs: list[tuple[str, int, int]] = []
         end = 0
-        for page in [*sorted(owners), self.pools[index].num_pages]:
+        for page in sorted(owners):
             if page > end:
-                runs.append(("", page - end))
-            if page in owners:
-                owner = owners[page]
-                if runs and runs[-1][0] == owner:
-                    owner, before = runs.pop()
-                    runs.append((owner, before + 1))
-                else:
-                    runs.append((owner, 1))
+                runs.append(("", page - end, 0))
+            owner, number = owners[page]
+            if runs and runs[-1][0] == owner and runs[-1][1] + runs[-1][2] == number:
+                runs[-1] = (owner, runs[-1][1] + 1, runs[-1][2])
+            else:
+                runs.append((owner, 1, number))
             end = page + 1
-        return runs
+        rest = self.pools[index].num_pages - end
+        return [*runs, ("", rest, 0)] if rest else runs
 
     def stats(self) -> tuple[PoolStats, ...]:
         """Each pool now."""
