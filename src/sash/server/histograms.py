@@ -48,31 +48,33 @@ class Histogram:
 class Recent:
     """Percentiles of the last five minutes, in steps of ten seconds, to 4 %."""
 
-    __slots__ = ("_clock", "_slot", "_slots")
+    __slots__ = ("_clock", "_counts", "_slot", "_slots")
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._slot = -1
-        self._slots = [[0] * _NUM_BUCKETS for _ in range(_NUM_SLOTS)]
+        self._counts = [0] * _NUM_BUCKETS
+        # Of each ten seconds that had a value.
+        self._slots: dict[int, list[int]] = {}
 
     def observe(self, value: float, now: float) -> None:
         """Count one value, in seconds, at ``now`` of the clock."""
         slot = int(now / _SLOT_S)
         if slot != self._slot:
-            self._turn(slot)
+            self._slot = slot
+            self._counts = self._slots.setdefault(slot, [0] * _NUM_BUCKETS)
+            self._forget(slot)
         index = int(math.log(value / _LOWEST) / _LOG_RATIO) + 1 if value > _LOWEST else 0
-        self._slots[slot % _NUM_SLOTS][min(index, _NUM_BUCKETS - 1)] += 1
+        self._counts[min(index, _NUM_BUCKETS - 1)] += 1
 
-    def _turn(self, slot: int) -> None:
-        """Empty what is too old; at first everything is."""
-        for old in range(max(self._slot + 1, slot - _NUM_SLOTS + 1), slot + 1):
-            self._slots[old % _NUM_SLOTS] = [0] * _NUM_BUCKETS
-        self._slot = slot
+    def _forget(self, slot: int) -> None:
+        for old in [old for old in self._slots if old <= slot - _NUM_SLOTS]:
+            del self._slots[old]
 
     def percentiles(self, fractions: Sequence[float]) -> tuple[int, list[float] | None]:
         """How many values there were, and for each fraction the value below which it lies; None without values."""
-        self._turn(int(self._clock() / _SLOT_S))
-        merged = [sum(column) for column in zip(*self._slots, strict=True)]
+        self._forget(int(self._clock() / _SLOT_S))
+        merged = [sum(column) for column in zip(*self._slots.values(), strict=True)]
         total = sum(merged)
         if not total:
             return 0, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -204,6 +205,7 @@ def _without_maps(sample: Sample | None) -> EngineReport | None:
     return msgspec.structs.replace(sample.report, pools=pools)
 
 
+@cache
 def _versions() -> dict[str, str]:
     """Of sash and of what it stands on, read from the packages' descriptions: nothing is imported for it."""
     found = {"sash": __version__, "python": platform.python_version()}

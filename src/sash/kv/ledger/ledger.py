@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from sash.kv.ledger.maps import Run, page_runs
 from sash.kv.ledger.pool import PagePool
 from sash.kv.ledger.table import EMPTY, PageTable, TableStep
 from sash.spec.errors import LedgerError
@@ -154,29 +155,10 @@ class Ledger:
         """Requests that have tables."""
         return tuple(self._tables)
 
-    def page_map(self, index: int) -> list[tuple[str, int, int]]:
-        """The pool of one group from its first page to its last, as runs (owner, pages, number): a request (of a shared
-        page the oldest), or "" for free pages. ``number`` is which of its owner's pages the run's first one is
-        (position // page_size); the others follow it one by one. 0 for free pages."""
-        owners: dict[int, tuple[str, int]] = {}
-        for request_id, tables in self._tables.items():
-            table = tables[index]
-            for column, page in enumerate(table.columns):
-                if page != EMPTY:
-                    owners.setdefault(page, (request_id, table.page_number(column)))
-        runs: list[tuple[str, int, int]] = []
-        end = 0
-        for page in sorted(owners):
-            if page > end:
-                runs.append(("", page - end, 0))
-            owner, number = owners[page]
-            if runs and runs[-1][0] == owner and runs[-1][1] + runs[-1][2] == number:
-                runs[-1] = (owner, runs[-1][1] + 1, runs[-1][2])
-            else:
-                runs.append((owner, 1, number))
-            end = page + 1
-        rest = self.pools[index].num_pages - end
-        return [*runs, ("", rest, 0)] if rest else runs
+    def page_map(self, index: int) -> list[Run]:
+        """The pool of one group from its first page to its last, see ``page_runs``."""
+        tables = ((request_id, tables[index]) for request_id, tables in self._tables.items())
+        return page_runs(tables, self.pools[index].num_pages)
 
     def stats(self) -> tuple[PoolStats, ...]:
         """Each pool now."""

@@ -138,7 +138,7 @@ function dials({ throughput, latency, engine: report, machine, model }) {
   }
   const busy = machine.device.busy_ratio;
   say(by("busy"), busy === null ? "–" : Math.round(100 * busy).toString());
-  say(by("use"), machine.processes.map((one) => `${one.process} ${bytes(one.resident_bytes)}`).join(" · "));
+  say(by("use"), machine.processes.map((one) => `${one.process}\u00a0${bytes(one.resident_bytes)}`).join(" · "));
 }
 
 function sparks() {
@@ -166,6 +166,8 @@ function engine(stats) {
   by("beam-held").style.width = `${(100 * held) / most}%`;
   by("beam-uniform").style.width = `${(100 * report.uniform_bytes) / most}%`;
   say(by("held-bytes"), bytes(held));
+  const times = report.uniform_bytes / held;
+  say(by("less"), held && times >= 1.05 ? `${times.toFixed(1)} × less than without windows` : "");
   say(by("uniform-bytes"), bytes(report.uniform_bytes));
 }
 

@@ -12,7 +12,7 @@ export function bytes(value) {
     value /= 1000;
     unit += 1;
   }
-  return `${unit && value < 99.5 ? value.toFixed(value < 9.95 ? 2 : 1) : Math.round(value)} ${UNITS[unit]}`;
+  return `${unit && value < 99.5 ? value.toFixed(value < 9.95 ? 2 : 1) : Math.round(value)}\u00a0${UNITS[unit]}`;
 }
 
 // A duration as [number, unit].

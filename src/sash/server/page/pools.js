@@ -6,6 +6,8 @@ import { answerName, bytes, count, hue } from "./format.js";
 
 const SHADES = 8;
 const GLOW_MS = 700;
+// A pool of so few cells is shown whole; of a larger one as much as holds something, and at least so much.
+const WHOLE = 1024;
 const LEAST_CELLS = 128;
 
 const views = new Map();
@@ -43,6 +45,7 @@ function words(pool) {
 
 // A round number of cells at least as many as asked for, so that the picture holds still while a pool fills.
 function roomy(cells, most) {
+  if (most <= WHOLE) return most;
   let room = LEAST_CELLS;
   while (room < cells) room *= 2;
   return Math.min(room, most);
@@ -195,7 +198,7 @@ class PoolView {
         this.glows.delete(i);
         continue;
       }
-      pen.globalAlpha = left * left;
+      pen.globalAlpha = 0.6 * left * left;
       pen.fillRect((i % columns) * pitch, Math.floor(i / columns) * pitch, size, size);
     }
     pen.globalAlpha = 1;

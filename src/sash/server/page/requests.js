@@ -101,8 +101,8 @@ class Row {
     const { prompt_tokens: prompt, computed_tokens: computed, generated_tokens: generated } = request;
     this.root.dataset.state = request.state;
     const progress = prompt ? Math.floor((100 * Math.min(computed, prompt)) / prompt) : 100;
-    const again = request.preemptions ? `, preempted ${request.preemptions} ×` : "";
-    say(this.does, { waiting: "waits", prefill: `reads ${progress} %`, decode: "writes" }[request.state] + again);
+    say(this.does, { waiting: "waits", prefill: `reads ${progress} %`, decode: "writes" }[request.state]);
+    this.does.title = request.preemptions ? `gave its pages away ${request.preemptions} ×` : "";
     say(this.numbers, `${count(prompt)} + ${count(generated)} of ${count(request.max_tokens)}`);
     this.limit.style.width = percent(prompt + request.max_tokens);
     this.prompt.style.width = percent(prompt);
