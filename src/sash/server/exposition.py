@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -17,7 +17,7 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -27,6 +27,8 @@ from sash.server.histograms import Histogram
 from sash.server.reports import Machine, Sample
 from sash.server.state import ServerState
 
+# Whatever the scraper would like best: prometheus-client's OpenMetrics writer makes sash_ of sash:.
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 # vLLM's word for what has no end of its own.
 _THEIR_REASONS = {"cancelled": "abort", "timeout": "abort"}
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -55,11 +57,10 @@ class Exposition(Collector):
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def render(self, scrape: Scrape, accept: str) -> tuple[bytes, str]:
-        """The text and its content type, in the format that ``accept``, a request's header, asks for."""
+    def render(self, scrape: Scrape) -> bytes:
+        """The text."""
         self._scrape = scrape
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""

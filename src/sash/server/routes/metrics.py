@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from sash.server.errors import error_responses
-from sash.server.exposition import Exposition, Scrape
+from sash.server.exposition import CONTENT_TYPE, Exposition, Scrape
 from sash.server.state import ServerState, state_of
 
 router = APIRouter(tags=["operation"])
@@ -20,5 +20,4 @@ async def metrics(request: Request, state: Annotated[ServerState, Depends(state_
     sample = await state.reports.get()
     exposition: Exposition = request.app.state.exposition
     scrape = Scrape(sample, state.use.read(state.engine.pid))
-    text, content_type = exposition.render(scrape, request.headers.get("accept", ""))
-    return Response(text, headers={"content-type": content_type})
+    return Response(exposition.render(scrape), headers={"content-type": CONTENT_TYPE})
