@@ -109,6 +109,7 @@ function show(stats) {
   if (stats.engine) engine(stats);
   else clearRequests(by("requests"));
   if (first) curl(stats);
+  by("links").hidden = stats.limits.needs_key; // a link brings no key
 }
 
 function header({ model, uptime_s: seconds, versions }) {
@@ -127,6 +128,8 @@ function dials({ throughput, latency, engine: report, machine, model }) {
   const lately = (counts) => counts.slice(-SECONDS_SHOWN).reduce((sum, one) => sum + one, 0) / SECONDS_SHOWN;
   say(by("generated"), rate(lately(throughput.generated_by_second)));
   say(by("prompt"), rate(lately(throughput.prompt_by_second)));
+  peak("generated", throughput.generated_by_second);
+  peak("prompt", throughput.prompt_by_second);
   sparks();
   percentiles("ttft", latency.first_token_s);
   percentiles("itl", latency.inter_token_s);
@@ -139,6 +142,11 @@ function dials({ throughput, latency, engine: report, machine, model }) {
   const busy = machine.device.busy_ratio;
   say(by("busy"), busy === null ? "–" : Math.round(100 * busy).toString());
   say(by("use"), machine.processes.map((one) => `${one.process}\u00a0${bytes(one.resident_bytes)}`).join(" · "));
+}
+
+function peak(name, counts) {
+  const most = Math.max(...counts);
+  say(by(`${name}-more`), most ? `up to ${rate(most)}` : "none in two minutes");
 }
 
 function sparks() {
