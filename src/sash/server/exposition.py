@@ -136,7 +136,7 @@ class _Names:
     def info(self, name: str, text: str, values: Labels) -> Iterator[Metric]:
         """Facts as labels."""
         metric = InfoMetricFamily(f"sash:{name}", text, labels=list(self.ours))
-        metric.add_metric(list(self.ours.values()), values)
+        metric.add_metric(list(self.ours.values()), dict(values))
         yield metric
 
 
@@ -201,11 +201,9 @@ def _requests(names: _Names, state: ServerState) -> Iterator[Metric]:
 
 def _engine(names: _Names, report: EngineReport) -> Iterator[Metric]:
     yield from names.gauge("requests_running", "Answers that run", report.running, "num_requests_running")
-    for name, text, value in (
-        ("uniform_cache_bytes", "What one cache without windows would hold now", report.uniform_bytes),
-        ("uniform_cache_peak_bytes", "What it would have held at its peak", report.uniform_peak_bytes),
-    ):
-        yield from names.gauge(name, text, value)
+    now, peak = report.uniform_bytes, report.uniform_peak_bytes
+    yield from names.gauge("uniform_cache_bytes", "What one cache without windows would hold now", now)
+    yield from names.gauge("uniform_cache_peak_bytes", "What it would have held at its peak", peak)
     waiting = [({"reason": r}, report.waiting_for.get(r, 0)) for r in ("seats", "pages", "turn")]
     yield from names.gauges("requests_waiting", "Answers that wait, by what they wait for", waiting)
     for name, labels in (("num_requests_waiting", {}), ("num_requests_waiting_by_reason", {"reason": "capacity"})):

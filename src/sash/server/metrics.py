@@ -12,8 +12,8 @@ from sash.server.histograms import Clock, Histogram, Rates, Timing
 from sash.spec.sampling import SamplingParams
 
 # Buckets of vLLM, so that dashboards can be compared.
-_FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_FIRST_TOKEN_S += (160, 640, 2560)
+_FIRST_TOKEN_S: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5)
+_FIRST_TOKEN_S += (10, 20, 40, 80, 160, 640, 2560)
 _TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _COUNTS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))

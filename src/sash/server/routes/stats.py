@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated
 
 import msgspec
@@ -33,7 +33,7 @@ async def stream(
     """The same again and again as server-sent events, with page maps and the throughput of each second. All who watch
     share what the engine tells. Ends when the server has drained."""
 
-    async def events() -> AsyncIterator[bytes]:
+    async def events() -> AsyncGenerator[bytes, None]:
         while not (state.draining and not state.engine.num_open):
             now = await make_stats(state, live=True, max_age_s=interval_ms / 2000)
             yield b"data: " + msgspec.json.encode(now) + b"\n\n"
