@@ -55,6 +55,7 @@ _.owned_by
 _.model_config
 _.media_type
 _.background
+_.should_exit
 
 # Fields of /stats, which its readers and the page read.
 _.longest_pages
