@@ -155,6 +155,7 @@ def served(
         assert not failed, failed
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
+        app.state.server.draining = True  # whoever watches is sent away
         server.should_exit = True
         thread.join(60)
     assert not failed, failed
