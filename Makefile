@@ -74,7 +74,12 @@ test-isa: $(VENV)/.test
 sanitize: $(VENV)/.test
 	$(BIN)/python tools/record_run.py sanitize -- $(BIN)/python tools/sanitize.py
 
+# The page is tested in a browser; where it can't be installed these tests are skipped, and say so.
+CHROMIUM := command -v chromium || command -v chromium-browser || command -v google-chrome || \
+  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium)
+
 e2e: $(VENV)/.test
+	@($(CHROMIUM)) >/dev/null 2>&1 || echo 'no chromium found and none installed: the page is not tested' >&2
 	$(BIN)/python tools/record_run.py e2e -- $(BIN)/python -m pytest -m e2e
 
 check: $(VENV)/.test

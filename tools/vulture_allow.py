@@ -55,3 +55,23 @@ _.owned_by
 _.model_config
 _.media_type
 _.background
+_.should_exit
+
+# Fields of /stats, which its readers and the page read.
+_.longest_pages
+_.cpu_ratio
+_.busy_ratio
+_.p95
+_.p99
+_.per_token_s
+_.whole_s
+_.prompt_10s
+_.prompt_60s
+_.generated_10s
+_.generated_60s
+_.prompt_by_second
+_.received_bytes
+_.sent_bytes
+_.time_s
+_.engine_restarts
+_.engine_age_s

@@ -120,8 +120,8 @@ def test_more_than_may_wait_is_turned_away(run: Callable[[Test], None]) -> None:
 def test_a_core_that_dies_is_told_to_all_who_wait_and_may_start_again(run: Callable[[Test], None]) -> None:
     async def test(engine: AsyncEngine) -> None:
         async with engine.submit("Hello", LONG) as first:
-            assert engine._process is not None
-            os.kill(engine._process.pid, signal.SIGKILL)
+            assert engine.pid is not None and engine.starts == 1
+            os.kill(engine.pid, signal.SIGKILL)
             with pytest.raises(EngineDeadError, match="send it again"):
                 await asyncio.wait_for(first.finished(), 20)
         assert "ended" in await engine.ended() and not engine.alive
@@ -131,6 +131,7 @@ def test_a_core_that_dies_is_told_to_all_who_wait_and_may_start_again(run: Calla
         with pytest.raises(EngineDeadError):
             await engine.report()
         await engine.start()
+        assert engine.starts == 2
         async with engine.submit("Hello", LONG) as again:
             assert len((await again.finished()).outputs[0].token_ids) == 50
 

@@ -254,6 +254,8 @@ def test_statistics_show_the_pages_of_each_request(llm: LLM) -> None:
     assert list(pools["window"]["requests"].values()) == [2, 2]
     # One K and V row of one layer: one head of 32 and 32 float32 numbers.
     assert pools["window"]["page_bytes"] == 6 * pools["full"]["page_bytes"] == 6 * 4 * 64 * 4
+    assert (pools["window"]["kind"], pools["window"]["window"], pools["full"]["kind"]) == ("sliding", 5, "full")
+    assert stats["uniform_bytes"] == sum(-(-n // 4) for n in rows) * 7 * 4 * 64 * 4
     for stream in streams:
         stream.close()
 

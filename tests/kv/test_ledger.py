@@ -229,12 +229,22 @@ def test_a_step_whose_pinned_page_stays_can_only_be_repeated_while_the_others_do
 
 def test_a_page_map_tells_who_stands_where() -> None:
     books = ledger(share=2)
-    assert books.page_map(1) == [("", 20)]
+    assert books.page_map(1) == [("", 20, 0)]
     assert books.admit("a", 10, 10, 30) and books.reserve("a", 0, 10) is not None
     assert books.admit("b", 5, 5, 30) and books.reserve("b", 0, 5) is not None
-    assert books.page_map(1) == [("a", 3), ("b", 2), ("", 15)]
+    assert books.page_map(1) == [("a", 3, 0), ("b", 2, 0), ("", 15, 0)]
     books.release("a")
-    assert books.page_map(1) == [("", 3), ("b", 2), ("", 15)]
+    assert books.page_map(1) == [("", 3, 0), ("b", 2, 0), ("", 15, 0)]
+
+
+def test_a_page_map_numbers_pages_as_the_ring_goes_round() -> None:
+    books = ledger(length=400)
+    assert books.admit("a", 10, 10, 200) and books.reserve("a", 0, 1) is not None
+    ring = books.pools[0].num_pages
+    for row in range(1, 4 * ring + 4):  # every page of the ring, and one more
+        assert books.reserve("a", row, 1) is not None
+    assert books.page_map(0) == [("a", 1, ring), ("a", ring - 1, 1)]
+    assert books.page_map(1)[0] == ("a", ring + 1, 0)
 
 
 def test_what_slides_and_what_is_written_is_counted() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.properties.naive import NaivePages, demand
 
 from sash.kv.ledger.ledger import Ledger
+from sash.kv.ledger.table import EMPTY
 from sash.spec.span import Span
 
 MIXES = [
@@ -69,6 +70,24 @@ class Machine:
         self.done[action] = self.done.get(action, 0) + worked
         self.ledger.check()
         self.pages.forget_free_pages()
+        for i in range(len(self.ledger.groups)):
+            self.assert_mapped(i)
+
+    def assert_mapped(self, index: int) -> None:
+        """The page map names the oldest owner of every page, and of each page that can be seen its place."""
+        runs = self.ledger.page_map(index)
+        cells = [(owner, number + i) for owner, pages, number in runs for i in range(pages)]
+        owners = [""] * self.ledger.pools[index].num_pages
+        for name, tables in reversed(self.ledger._tables.items()):
+            table = tables[index]
+            for page in table.columns:
+                if page != EMPTY:
+                    owners[page] = name
+            end = self.live[name].done
+            for position in range(table.bound.retained_from(end), end):
+                page = table.columns[table.shape.column(position // self.page)]
+                assert cells[page][1] == position // self.page
+        assert [owner for owner, _ in cells] == owners
 
     def admit(self) -> bool:
         self.count += 1

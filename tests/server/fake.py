@@ -37,6 +37,8 @@ class FakeEngine:
     alive: bool = True
     refuse: str | None = None
     overloaded: bool = False
+    pid: int | None = None
+    starts: int = 1
     die_after: int | None = None
     info: Ready | None = field(default_factory=lambda: Ready(512, 4, "float32", "none", "pools"))
     params: list[SamplingParams] = field(default_factory=list)
@@ -115,7 +117,7 @@ class FakeEngine:
             },
             **{"num_pages": 12, "free_pages": 9, "held_pages": 3, "promised_pages": 0, "peak_pages": 6},
             **{"longest_pages": 3, "slid_pages": 40, "written_rows": 200, "requests": {"0.0": 3}},
-            page_map=[("0.0", 3), ("", 9)] if page_maps else None,
+            page_map=[("0.0", 3, 7), ("", 9, 0)] if page_maps else None,
         )
         return EngineReport(
             **{"pools": [pool], "requests": [], "max_model_len": 512, "max_num_seqs": 4, "running": 1, "waiting": 0},

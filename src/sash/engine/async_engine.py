@@ -125,6 +125,7 @@ class AsyncEngine:
         self._ready: asyncio.Future[Ready] | None = None
         self._ended: asyncio.Future[str] | None = None
         self.info: Ready | None = None
+        self.starts = 0
 
     async def start(self) -> Ready:
         """Start the core's process and wait until it has loaded. May be called again after the core has ended.
@@ -142,6 +143,7 @@ class AsyncEngine:
             # -P: a folder named sash where we happen to run must not stand in for the package.
             command = (sys.executable, "-P", "-m", "sash.engine.process", str(theirs.fileno()))
             self._process = await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),))
+        self.starts += 1
         _, self._link = await loop.create_connection(lambda: _Link(self._take, self._lost), sock=ours)
         self._send(self._start)
         self.info = await self._ready
@@ -151,6 +153,12 @@ class AsyncEngine:
     def alive(self) -> bool:
         """Whether the core runs and has loaded."""
         return self.info is not None and self._ended is not None and not self._ended.done()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the core's process; None while there is none."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
 
     async def ended(self) -> str:
         """Wait until the core has ended; returns why."""

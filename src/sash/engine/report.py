@@ -23,8 +23,12 @@ class PoolReport(msgspec.Struct, frozen=True):
         slid_pages: pages that a window has moved past and whose memory was taken over, since the start.
         written_rows: K and V rows stored, one per token whatever the number of layers, since the start.
         requests: pages of each running request.
-        page_map: what stands in the pool from its first page to its last, as runs (owner, pages): an answer id,
-            or "" for free ones; None unless asked for.
+        page_map: what stands in the pool from its first page to its last, as runs (owner, pages, number): an answer
+            id, or "" for free ones; ``number`` is which of its owner's pages the run's first one is (position //
+            page_size), the others follow it one by one. None unless asked for.
+        kind: of the span, see ``sash.spec.span.SpanKind``.
+        window: of the span, in tokens; 0 where it has none.
+        sinks: of the span, in tokens.
     """
 
     name: str
@@ -43,7 +47,10 @@ class PoolReport(msgspec.Struct, frozen=True):
     written_rows: int
     requests: dict[str, int]
     cached_pages: int = 0
-    page_map: list[tuple[str, int]] | None = None
+    page_map: list[tuple[str, int, int]] | None = None
+    kind: str = "full"
+    window: int = 0
+    sinks: int = 0
 
 
 class RequestReport(msgspec.Struct, frozen=True):
@@ -65,8 +72,9 @@ class EngineReport(msgspec.Struct, frozen=True):
     ``waiting_for`` says what the first waiting answer lacks: seats (``max_num_seqs`` run), pages, or turn (a step
     hasn't come to it yet), and counts all that wait behind it under the same word. ``prompt_tokens`` counts the
     prompts' rows that were computed, after a preemption once more; ``generation_tokens`` what was drawn.
-    ``uniform_peak_bytes`` is what one cache without windows would have held at its peak. ``step_tokens`` counts steps
-    by the tokens that they computed, rounded up to powers of two. ``busy_s`` is the time spent in steps.
+    ``uniform_bytes`` is what one cache without windows would hold now, ``uniform_peak_bytes`` at its peak.
+    ``step_tokens`` counts steps by the tokens that they computed, rounded up to powers of two; ``computed_tokens`` is
+    their sum, not rounded. ``busy_s`` is the time spent in steps.
     """
 
     pools: list[PoolReport]
@@ -86,3 +94,5 @@ class EngineReport(msgspec.Struct, frozen=True):
     uniform_peak_bytes: int
     busy_s: float
     step_tokens: dict[int, int]
+    computed_tokens: int = 0
+    uniform_bytes: int = 0

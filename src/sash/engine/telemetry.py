@@ -18,6 +18,7 @@ class Counters:
     """What a core has done since its start; the names are those of ``EngineReport``."""
 
     steps: int = 0
+    computed_tokens: int = 0
     failed_steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -30,10 +31,15 @@ class Counters:
     def note_step(self, plan: StepPlan, demand: Demand, running: list[Ticket]) -> None:
         """A step is about to run."""
         self.steps += 1
+        self.computed_tokens += plan.num_tokens
         size = 1 << (plan.num_tokens - 1).bit_length()
         self.step_tokens[size] = self.step_tokens.get(size, 0) + 1
-        uniform = sum(uniform_bytes(demand.groups, t.scheduled, demand.page_size, demand.dtypes) for t in running)
-        self.uniform_peak_bytes = max(self.uniform_peak_bytes, uniform)
+        self.uniform_peak_bytes = max(self.uniform_peak_bytes, _uniform_bytes(demand, running))
+
+
+def _uniform_bytes(demand: Demand, running: list[Ticket]) -> int:
+    """What one cache without windows would hold of these requests."""
+    return sum(uniform_bytes(demand.groups, t.scheduled, demand.page_size, demand.dtypes) for t in running)
 
 
 def make_report(
@@ -64,6 +70,8 @@ def make_report(
         uniform_peak_bytes=counters.uniform_peak_bytes,
         busy_s=counters.busy_s,
         step_tokens=counters.step_tokens,
+        computed_tokens=counters.computed_tokens,
+        uniform_bytes=_uniform_bytes(demand, scheduler.running),
     )
 
 
@@ -89,6 +97,9 @@ def _pools(demand: Demand, scheduler: Scheduler, page_maps: bool) -> list[PoolRe
             written_rows=pool.written_rows,
             requests={r: pages[group.name] for r, pages in holders.items()},
             page_map=ledger.page_map(i) if page_maps else None,
+            kind=group.span.kind.value,
+            window=group.span.window,
+            sinks=group.span.sinks,
         )
         for i, (group, pool, (dtype, page_bytes, longest)) in enumerate(
             zip(demand.groups, ledger.stats(), sizes, strict=True)

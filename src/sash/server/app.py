@@ -13,8 +13,9 @@ from starlette.middleware import Middleware
 from sash import __version__
 from sash.server.engine import ServingEngine
 from sash.server.errors import ApiError, as_api_error, as_field_error, error_response
+from sash.server.exposition import Exposition
 from sash.server.middleware import layers, needs_no_key
-from sash.server.routes import chat, completions, health, models, tokenize
+from sash.server.routes import chat, completions, health, metrics, models, page, stats, tokenize
 from sash.server.settings import ServerSettings
 from sash.server.state import ServerState
 from sash.spec.errors import ConfigError, SashError
@@ -25,6 +26,9 @@ ROUTERS = (
     completions.router,
     chat.router,
     tokenize.router,
+    stats.router,
+    metrics.router,
+    page.router,
 )
 
 
@@ -53,6 +57,7 @@ def create_app(
         },
     )
     app.state.server = state
+    app.state.exposition = Exposition(state)
     for router in ROUTERS:
         app.include_router(router)
     if settings.api_keys:

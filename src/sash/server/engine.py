@@ -44,6 +44,14 @@ class ServingEngine(Protocol):
         """Whether the core runs and has loaded."""
 
     @property
+    def pid(self) -> int | None:
+        """Of the core's process; None while there is none."""
+
+    @property
+    def starts(self) -> int:
+        """How often the core was started."""
+
+    @property
     def num_open(self) -> int:
         """Answers that are started and unfinished."""
 

@@ -111,6 +111,8 @@ class RequestLog:
         traffic.bytes_out += bytes_out
         traffic.statuses[status] = traffic.statuses.get(status, 0) + 1
         path = get_route_path(scope)
+        if path in GENERATES:
+            self._state.metrics.on_status(status, draining=self._state.draining)
         log = logger()
         (log.debug if path in _ROUTINE and status < 400 else log.info)(
             "request",

@@ -10,6 +10,9 @@ from fastapi import Request
 
 from sash.server.engine import ServingEngine
 from sash.server.errors import ApiError
+from sash.server.metered import MeteredEngine
+from sash.server.metrics import Metrics
+from sash.server.reports import Reports, Use
 from sash.server.settings import ServerSettings
 
 
@@ -25,7 +28,8 @@ class Traffic:
 @dataclass(slots=True)
 class ServerState:
     """The engine, the settings, and whether new requests are taken. ``chat_template`` is the text of the settings'
-    file, None where the model's own is used; ``default_sampling`` is for requests that give no values."""
+    file, None where the model's own is used; ``default_sampling`` is for requests that give no values. ``engine``
+    becomes one whose requests are counted in ``metrics``."""
 
     engine: ServingEngine
     settings: ServerSettings
@@ -34,6 +38,14 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     traffic: Traffic = field(default_factory=Traffic)
+    metrics: Metrics = field(default_factory=Metrics)
+    reports: Reports = field(init=False)
+    use: Use = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.engine = MeteredEngine(self.engine, self.metrics)
+        self.reports = Reports(self.engine, self.metrics)
+        self.use = Use(self.metrics.clock)
 
     @property
     def loading(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from sash.kv.ledger.maps import Run, page_runs
 from sash.kv.ledger.pool import PagePool
 from sash.kv.ledger.table import EMPTY, PageTable, TableStep
 from sash.spec.errors import LedgerError
@@ -154,28 +155,10 @@ class Ledger:
         """Requests that have tables."""
         return tuple(self._tables)
 
-    def page_map(self, index: int) -> list[tuple[str, int]]:
-        """The pool of one group from its first page to its last, as runs (owner, pages): a request (of a shared page
-        the oldest), or "" for free pages."""
-        owners: dict[int, str] = {}
-        for request_id, tables in self._tables.items():
-            for page in tables[index].columns:
-                if page != EMPTY:
-                    owners.setdefault(page, request_id)
-        runs: list[tuple[str, int]] = []
-        end = 0
-        for page in [*sorted(owners), self.pools[index].num_pages]:
-            if page > end:
-                runs.append(("", page - end))
-            if page in owners:
-                owner = owners[page]
-                if runs and runs[-1][0] == owner:
-                    owner, before = runs.pop()
-                    runs.append((owner, before + 1))
-                else:
-                    runs.append((owner, 1))
-            end = page + 1
-        return runs
+    def page_map(self, index: int) -> list[Run]:
+        """The pool of one group from its first page to its last, see ``page_runs``."""
+        tables = ((request_id, tables[index]) for request_id, tables in self._tables.items())
+        return page_runs(tables, self.pools[index].num_pages)
 
     def stats(self) -> tuple[PoolStats, ...]:
         """Each pool now."""

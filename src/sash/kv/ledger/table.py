@@ -183,6 +183,12 @@ class PageTable:
         self._pool.unpromise(self.promise)
         self.columns, self.promise, self.top = array("i"), 0, -1
 
+    def page_number(self, column: int) -> int:
+        """Which page of the request (its positions from page_number · page_size on) stands in ``column`` of the ring,
+        or would have been the last to; ``top`` must have had a page."""
+        shape = self.shape
+        return column if column < shape.pin else self.top - (self.top - column) % shape.ring
+
     @property
     def num_pages(self) -> int:
         """Pages that the table references, shared ones included."""
