@@ -85,7 +85,7 @@ class EngineCore:
         """
         self.check_request(request)
         prompt, params = request.prompt_token_ids, request.params
-        constraints = self.compile(request)
+        constraints = self._constraints(request)
         limit = self._answer_limit(request)
         timeout = self.config.options.request_timeout_s
         tickets = []
@@ -123,12 +123,16 @@ class EngineCore:
             wanted is not None and self.grammars is not None and not self.grammars.decided(self.grammars.begin(wanted))
         )
 
-    def compile(self, request: AddRequest) -> list[Constraint]:
-        """Wait until the request's grammar is compiled; returns a constraint for each answer, none without a grammar.
+    def compile(self, request: AddRequest) -> None:
+        """Wait until the request's grammar is compiled, if it has one.
 
         Raises:
             RequestError: it can't be compiled.
         """
+        self._constraints(request)
+
+    def _constraints(self, request: AddRequest) -> list[Constraint]:
+        """One for each answer, none without a grammar."""
         wanted = request.params.structured_outputs
         if wanted is None:
             return []

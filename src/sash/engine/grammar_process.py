@@ -35,15 +35,14 @@ if TYPE_CHECKING:
 
     from sash.text.base import Tokenizer
 
-# Processor seconds for compiling a grammar, and for one mask: beyond them the child ends.
-COMPILE_S = 4.0
+# Processor seconds for one mask: beyond them, and those for compiling, the child ends.
 MASK_S = 2.0
 # Bytes that a child may take beside what it shares.
 MEMORY = 384 << 20
 # Deep grammars are compiled recursively.
 _STACK = 128 << 20
 # Compiling gives way to the core's steps.
-_NICE = 10
+_NICE = 5
 _ERROR_LENGTH = 400
 # A model without the sense to stop would write white space for ever.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
@@ -51,12 +50,13 @@ _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 class Setup(msgspec.Struct, frozen=True, array_like=True):
     """The first message to the process: the model whose tokenizer it is, rows of its head, tokens that end an answer,
-    and bytes of a mask. The file descriptor of the shared masks comes along."""
+    bytes of a mask, and processor seconds for compiling. The file descriptor of the shared masks comes along."""
 
     model: str
     vocab_size: int
     stop_token_ids: tuple[int, ...]
     mask_bytes: int
+    compile_s: float
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
@@ -108,7 +108,7 @@ def main() -> int:
             return 0
         if os.fork() == 0:
             control.close()
-            _child(handles, tokenizer, error, masks, setup.mask_bytes)
+            _child(handles, tokenizer, error, masks, setup)
         for handle in handles:
             os.close(handle)
 
@@ -161,7 +161,7 @@ class Vocabulary:
         return all(i < len(self.tokens) for i in ids) and b"".join(self.tokens[i] for i in ids) == text.encode()
 
 
-def _child(handles: Sequence[int], tokenizer: LLTokenizer | None, error: str, masks: mmap.mmap, size: int) -> None:
+def _child(handles: Sequence[int], tokenizer: LLTokenizer | None, error: str, masks: mmap.mmap, setup: Setup) -> None:
     """One grammar's process, from its fork to its end; doesn't return."""
     with contextlib.suppress(BaseException):
         link = socket.socket(fileno=handles[0])
@@ -171,7 +171,7 @@ def _child(handles: Sequence[int], tokenizer: LLTokenizer | None, error: str, ma
             link.sendall(pack(msgspec.msgpack.encode(Answer(0, 0, error=error))))
         else:
             _limit()
-            Walker(tokenizer, masks, size).serve(link, wanted)
+            Walker(tokenizer, masks, setup).serve(link, wanted)
     os._exit(0)
 
 
@@ -198,10 +198,11 @@ def _at_most(seconds: float) -> Any:
 class Walker:
     """Masks of one grammar, for any number of answers."""
 
-    def __init__(self, tokenizer: LLTokenizer, masks: mmap.mmap, mask_bytes: int) -> None:
+    def __init__(self, tokenizer: LLTokenizer, masks: mmap.mmap, setup: Setup) -> None:
         self._tokenizer = tokenizer
         self._masks = masks
-        self._size = mask_bytes
+        self._size = setup.mask_bytes
+        self._compile_s = setup.compile_s
         self._start: LLMatcher | None = None
         self._matchers: dict[int, LLMatcher] = {}
 
@@ -230,7 +231,7 @@ class Walker:
 
         threading.stack_size(_STACK)
         thread = threading.Thread(target=work)
-        with _at_most(COMPILE_S):
+        with _at_most(self._compile_s):
             thread.start()
             thread.join()
         return found[0]

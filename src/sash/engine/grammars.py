@@ -136,10 +136,18 @@ class Grammars:
         vocab_size: V; masks have a bit for each token.
         stop_token_ids: the model's own end tokens: allowed where a text may end.
         max_processes: grammars whose processes are kept, beyond those in use.
+        compile_s: processor seconds that compiling one may take.
     """
 
-    def __init__(self, model: str, vocab_size: int, stop_token_ids: Sequence[int], max_processes: int = 16) -> None:
-        self._setup = Setup(model, vocab_size, tuple(stop_token_ids), -(-vocab_size // 8))
+    def __init__(
+        self,
+        model: str,
+        vocab_size: int,
+        stop_token_ids: Sequence[int],
+        max_processes: int = 16,
+        compile_s: float = 3.0,
+    ) -> None:
+        self._setup = Setup(model, vocab_size, tuple(stop_token_ids), -(-vocab_size // 8), compile_s)
         self._max_processes = max_processes
         self._known: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
         self._queue: deque[Grammar] = deque()
@@ -324,7 +332,8 @@ class Grammars:
         if constraint.closed:
             heapq.heappush(self._free, answer.slot)
             return
-        constraint.ended, constraint.error = answer.ended, answer.error
+        constraint.ended = answer.ended
+        constraint.error = answer.error and f"structured_outputs can't be followed any further: {answer.error}"
         assert self._host is not None
         constraint.bits = self._host.masks[answer.slot]
 
@@ -343,7 +352,7 @@ class Grammars:
         self._drop(link)
         for constraint in link.open.values():
             constraint.ready = True
-            constraint.error = f"its grammar can't be followed: {_TOO_COMPLEX}"
+            constraint.error = f"structured_outputs can't be followed any further: {_TOO_COMPLEX}"
             if constraint.closed and constraint.slot is not None:
                 heapq.heappush(self._free, constraint.slot)
         link.open.clear()
