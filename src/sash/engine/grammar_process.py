@@ -146,6 +146,7 @@ class Vocabulary:
             self.tokens[i] = self.tokens[i] or f"<|{i}|>".encode()
 
     def __call__(self, text: str | bytes) -> list[int]:
+        """The ids of a text in the middle of others."""
         text = text if isinstance(text, str) else text.decode(errors="replace")
         ids = self._tokenizer.encode(text, add_bos=False)
         if self._spells(ids, text):
