@@ -10,6 +10,7 @@ from tests.cli.scripted import STATS, Piece, Run, ScriptedEngine, Step
 from sash.cli.options import EngineOptions
 from sash.spec.errors import ConfigError, ModelError
 from sash.spec.sampling import SamplingParams
+from sash.spec.structured import StructuredOutputs
 
 
 def test_text_is_streamed_to_standard_output(run: Run, hello: ScriptedEngine) -> None:
@@ -42,6 +43,9 @@ def test_prompt_from_file_and_from_standard_input(run: Run, hello: ScriptedEngin
         (["a", "--logit-bias", "x=1"], None, "--logit-bias must be ID=NUMBER, such as 5=-2.5; got 'x=1'"),
         (["a", "--logit-bias", "5"], None, "--logit-bias must be ID=NUMBER"),
         (["a", "--stop-token-ids", "1;2"], None, "--stop-token-ids must be token ids separated by commas"),
+        (["a", "--regex", "a", "--choice", "b"], None, "give only one of --json-schema, --regex and --choice"),
+        (["a", "--json-schema", "no-such-file.json"], None, "--json-schema no-such-file.json can't be read"),
+        (["a", "--regex", ""], None, "structured_outputs regex must be a text that isn't empty"),
         (["a", "--allowed-token-ids", ""], None, "allowed_token_ids must be None or a non-empty list"),
         (["a", "--kv-cache-memory-bytes", "lots"], None, "--kv-cache-memory-bytes must be a size such as 512MiB"),
     ],
@@ -103,8 +107,21 @@ def test_every_sampling_option_arrives(run: Run, hello: ScriptedEngine) -> None:
     arguments = [word for name, (text, _) in given.items() for word in ("--" + name.replace("_", "-"), text)]
     assert run("generate", "tiny", "a", *arguments, *(flag for flag, _ in flags.values()), engine=hello).code == 0
     expected = {name: value for name, (_, value) in (given | flags).items()}
+    expected["structured_outputs"] = None
     assert set(expected) == {item.name for item in dataclasses.fields(SamplingParams)}
     assert dataclasses.asdict(hello.requests[0][1]) == expected
+
+
+def test_a_form_of_the_answer_arrives(run: Run, hello: ScriptedEngine, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "string"}')
+    for arguments, form in (
+        (["--json-schema", str(file)], {"json": '{"type": "string"}'}),
+        (["--regex", "[a-z]+"], {"regex": "[a-z]+"}),
+        (["--choice", "yes", "--choice", "no"], {"choice": ("yes", "no")}),
+    ):
+        assert run("generate", "tiny", "a", *arguments, engine=hello).code == 0
+        assert hello.requests[-1][1].structured_outputs == StructuredOutputs(**form)  # type: ignore[arg-type]
 
 
 def test_every_engine_option_arrives_and_nothing_else(run: Run, hello: ScriptedEngine) -> None:

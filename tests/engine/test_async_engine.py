@@ -19,6 +19,7 @@ from sash.engine.wire import FrameReader, frame
 from sash.spec.errors import ConfigError, EngineDeadError, ModelError, OverloadedError, RequestError
 from sash.spec.load import load_spec
 from sash.spec.locate import locate
+from sash.spec.structured import StructuredOutputs
 from sash.text.load import load_tokenizer
 
 LONG = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
@@ -99,6 +100,44 @@ def test_what_can_never_run_is_refused_with_the_reason(run: Callable[[Test], Non
         with pytest.raises(RequestError, match="prompt has token id 101"):
             async with engine.submit([101], LONG):
                 pass
+
+    run(test)
+
+
+def test_a_request_whose_grammar_is_compiled_holds_up_nobody_and_may_be_cancelled(run: Callable[[Test], None]) -> None:
+    slow = StructuredOutputs(json={"type": "integer", "multipleOf": 99999989})
+
+    async def test(engine: AsyncEngine) -> None:
+        async def submit_slow() -> None:
+            async with engine.submit("Hello", SamplingParams(structured_outputs=slow)):
+                raise AssertionError("it can't be compiled")
+
+        waiting, left = asyncio.create_task(submit_slow()), asyncio.create_task(submit_slow())
+        await asyncio.sleep(0.01)
+        for _ in range(3):
+            async with engine.submit("Hello", LONG) as submission:
+                assert len((await submission.finished()).outputs[0].token_ids) == 50
+        assert not waiting.done() and engine.num_open == 2
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        assert engine.num_open == 1
+        form = SamplingParams(n=2, structured_outputs=StructuredOutputs(regex="[ab]{3}"), seed=2)
+        async with engine.submit("Hello", form) as submission:
+            outputs = (await submission.finished()).outputs
+        assert all(set(o.text) <= {"a", "b"} and (len(o.text), o.finish_reason) == (3, "stop") for o in outputs)
+        with pytest.raises(RequestError, match="structured_outputs json can't be used: it takes more time"):
+            await waiting
+
+    run(test)
+
+
+def test_a_grammar_is_refused_although_nothing_else_runs(run: Callable[[Test], None]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        for wrong in ("(", "(?=a)"):
+            with pytest.raises(RequestError, match="structured_outputs regex can't be used"):
+                async with engine.submit("Hello", SamplingParams(structured_outputs=StructuredOutputs(regex=wrong))):
+                    pass
 
     run(test)
 

@@ -13,6 +13,7 @@ from sash import LLM, SamplingParams
 from sash.engine.core import EngineCore
 from sash.engine.messages import AddRequest, CancelRequest, Update, decode, encode
 from sash.spec.sampling import TokenLogprobs
+from sash.spec.structured import StructuredOutputs
 
 IDS = st.integers(0, 1 << 20)
 MANY = st.lists(IDS, max_size=4).map(tuple)
@@ -104,6 +105,9 @@ class SerialisedCore:
     def check_request(self, request: AddRequest) -> None:
         self._core.check_request(self._through(request))  # type: ignore[arg-type]
 
+    def compile(self, request: AddRequest) -> None:
+        self._core.compile(self._through(request))  # type: ignore[arg-type]
+
     def add(self, request: AddRequest) -> None:
         self._core.add(self._through(request))  # type: ignore[arg-type]
 
@@ -121,8 +125,9 @@ def test_a_generation_through_bytes_is_the_same(llm: LLM, monkeypatch: pytest.Mo
         ),
         SamplingParams(seed=-4, max_tokens=20, stop=["e", "a"], stop_token_ids=[90], min_tokens=2),
         SamplingParams(temperature=0, max_tokens=6, allowed_token_ids=[5, 6, 7], bad_token_ids=[6]),
+        SamplingParams(seed=2, structured_outputs=StructuredOutputs(json={"enum": ["a", 5]})),
     ]
-    prompts = ["One text", "Another one", "The third"]
+    prompts = ["One text", "Another one", "The third", "The fourth"]
     direct = llm.generate(prompts, params)
     core = SerialisedCore(llm.core)
     monkeypatch.setattr(llm, "core", core)

@@ -36,6 +36,7 @@ WRONG = [
     ("seed", 1.5), ("seed", "1"), ("seed", True),
     ("logprobs", -1), ("logprobs", 101), ("logprobs", True), ("logprobs", 2.0),
     ("prompt_logprobs", -1), ("prompt_logprobs", 101), ("prompt_logprobs", "1"),
+    ("structured_outputs", 5), ("structured_outputs", {}), ("structured_outputs", "json"),
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
@@ -77,6 +78,8 @@ def option_panel(panel: str) -> Callable[..., typer.models.OptionInfo]:
 
 _engine, _sampling = option_panel("Engine"), option_panel("Sampling")
 _PLAIN = SamplingParams()
+# Sampling options that become a field of another name.
+_TRANSLATED = ("keep_special_tokens", "json_schema", "regex", "choice")
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,9 @@ class SamplingOptions:
     logprobs: Annotated[int | None, _sampling("Log-probabilities of so many best tokens, with --json.")] = None
     prompt_logprobs: Annotated[int | None, _sampling("The same for each prompt token.")] = None
     keep_special_tokens: Annotated[bool, _sampling("Show control tokens too.", "--keep-special-tokens")] = False
+    json_schema: Annotated[Path | None, _sampling("File with a JSON schema that the answer must fit.")] = None
+    regex: Annotated[str | None, _sampling("Regular expression that the whole answer must match.")] = None
+    choice: Annotated[list[str] | None, _sampling("A text that the answer may be; repeatable.")] = None
 
     def params(self, seed: int | None = None) -> SamplingParams:
         """The checked SamplingParams.
@@ -192,18 +198,29 @@ class SamplingOptions:
             RequestError: a value out of range or of the wrong form; the option is named.
         """
         allowed = self.allowed_token_ids
-        values = {
-            item.name: getattr(self, item.name) for item in fields(self) if item.name != "keep_special_tokens"
-        } | {
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _TRANSLATED} | {
             "logit_bias": parse_bias(self.logit_bias or []),
             "allowed_token_ids": None if allowed is None else parse_ids("--allowed-token-ids", allowed),
             "bad_token_ids": parse_ids("--bad-token-ids", self.bad_token_ids or ""),
             "stop": self.stop or (),
             "stop_token_ids": parse_ids("--stop-token-ids", self.stop_token_ids or ""),
             "skip_special_tokens": not self.keep_special_tokens,
+            "structured_outputs": self._structured(),
             "seed": seed,
         }
         return SamplingParams(**values)
+
+    def _structured(self) -> dict[str, object] | None:
+        given: dict[str, object] = {"regex": self.regex, "choice": self.choice or None}
+        if self.json_schema is not None:
+            try:
+                given["json"] = self.json_schema.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise RequestError(f"--json-schema {self.json_schema} can't be read as UTF-8 text: {error}") from error
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) > 1:
+            raise RequestError("give only one of --json-schema, --regex and --choice")
+        return given or None
 
 
 def _told(hint: Any, name: str, default: object) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from sash.engine.core import EngineCore
+from sash.engine.grammars import Grammars
 from sash.engine.processors import use_processors
 from sash.engine.runner import Runner
 from sash.kv.storage import KVPool
@@ -76,6 +77,7 @@ def build_core(model: str | os.PathLike[str], options: EngineConfig, progress: P
     ops = _ops(config)
     use_processors(options, ops)
     core = _core(spec, config, ops, _weights(source, spec, config, ops, progress))
+    core.grammars = Grammars(str(source.path), spec.vocab_size, spec.stop_token_ids, options.max_num_seqs)
     logger().info(config.pool_line())
     logger().info("ready", model=source.name, dtype=config.dtype, seconds=round(time.perf_counter() - started, 2))
     return Built(core, spec, source, core.config)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from sash.engine.drafts import PromptLookup
+from sash.engine.grammars import Constraint, Grammars
 from sash.engine.messages import AddRequest, CancelRequest, Update
 from sash.engine.report import EngineReport
 from sash.engine.runner import StepResult
@@ -42,6 +43,7 @@ class EngineCore:
         vocab_size: V; token ids outside are refused.
         runner: carries out plans.
         clock: seconds, monotonic.
+        grammars: for requests with structured_outputs; None refuses them.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class EngineCore:
         vocab_size: int,
         runner: StepRunner,
         clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
     ) -> None:
         self.config = config
+        self.grammars = grammars
         self.runner = runner
         self.ledger = Ledger(config.demand, config.pages)
         self.scheduler = Scheduler(
@@ -73,13 +77,15 @@ class EngineCore:
         return bool(self._sequences or self._updates)
 
     def add(self, request: AddRequest) -> None:
-        """Queue a request.
+        """Queue a request. Waits while its grammar is compiled, see ``compiles``.
 
         Raises:
-            RequestError: it can never run here, or a token id is out of range; nothing changed.
+            RequestError: it can never run here, a token id is out of range, or its grammar can't be compiled;
+                nothing changed.
         """
         self.check_request(request)
         prompt, params = request.prompt_token_ids, request.params
+        constraints = self._constraints(request)
         limit = self._answer_limit(request)
         timeout = self.config.options.request_timeout_s
         tickets = []
@@ -102,12 +108,38 @@ class EngineCore:
                 stop_token_ids=frozenset(request.stop_token_ids),
                 deadline_s=None if timeout is None else self._clock() + timeout,
                 prompt_scores=[None] if wants_scores else None,
-                lookup=self._lookup(),
+                lookup=None if constraints else self._lookup(),
+                constraint=constraints[i] if constraints else None,
             )
             tickets.append(Ticket(answer_id, self._arrivals, len(prompt), self._rows(len(prompt), limit)))
             self._arrivals += 1
         tickets[0].siblings = tickets[1:]
         self.scheduler.add(tickets[0])
+
+    def compiles(self, request: AddRequest) -> bool:
+        """Whether the request's grammar is still being compiled, so that ``add`` would wait for it."""
+        wanted = request.params.structured_outputs
+        return (
+            wanted is not None and self.grammars is not None and not self.grammars.decided(self.grammars.begin(wanted))
+        )
+
+    def compile(self, request: AddRequest) -> None:
+        """Wait until the request's grammar is compiled, if it has one.
+
+        Raises:
+            RequestError: it can't be compiled.
+        """
+        self._constraints(request)
+
+    def _constraints(self, request: AddRequest) -> list[Constraint]:
+        """One for each answer, none without a grammar."""
+        wanted = request.params.structured_outputs
+        if wanted is None:
+            return []
+        if self.grammars is None:
+            raise RequestError("structured_outputs need a tokenizer, which this engine hasn't")
+        grammar = self.grammars.compile(wanted)
+        return [self.grammars.constraint(grammar) for _ in request.answer_ids]
 
     def _lookup(self) -> PromptLookup | None:
         options = self.config.options
@@ -175,6 +207,7 @@ class EngineCore:
             LedgerError: no request can run although some wait, which is a defect.
         """
         self._expire()
+        self._end_complete()
         self._draft()
         plan = self.scheduler.schedule()
         if plan is not None:
@@ -188,7 +221,9 @@ class EngineCore:
                 self.scheduler.fail(plan, blame=False)
                 raise
             else:
-                self.scheduler.settle(plan, {i.request_id: result.accepted(i) for i in plan.items if i.num_drafts})
+                accepted = {i.request_id: result.accepted(i) for i in plan.items if i.num_drafts}
+                self.scheduler.settle(plan, accepted, result.late)
+                self.counters.late_masks += len(result.late)
                 for item in plan.items:
                     self._settle(item, result)
             self.counters.busy_s += self._clock() - started
@@ -204,6 +239,16 @@ class EngineCore:
         for answer_id, seq in list(self._sequences.items()):
             if seq.deadline_s is not None and now >= seq.deadline_s:
                 self._finish(answer_id, "timeout")
+
+    def _end_complete(self) -> None:
+        """End answers whose text is known to be complete: nothing may follow. Mostly that is known before the row
+        which would find out is scheduled."""
+        constrained = [seq for seq in self._sequences.values() if seq.constraint is not None]
+        if constrained and self.grammars is not None:
+            self.grammars.poll()
+        for seq in constrained:
+            if seq.generated and seq.constraint and seq.constraint.ready and seq.constraint.ended:
+                self._finish(seq.answer_id, "stop")
 
     def _draft(self) -> None:
         """Guess what follows the newest token of every request that may check guesses in the next step."""
@@ -235,6 +280,8 @@ class EngineCore:
         for answer_id in (item.request_id, *item.forks):
             if answer_id in result.errors:
                 self._finish(answer_id, "error", result.errors[answer_id])
+            elif answer_id in result.complete:
+                self._finish(answer_id, "stop")
             elif answer_id in result.tokens:
                 self._take_tokens(item, self._sequences[answer_id], result)
 
@@ -266,6 +313,8 @@ class EngineCore:
         self._updates.append(update)
         if reason is not None:
             self._close(seq.answer_id)
+        elif seq.constraint is not None:
+            seq.constraint.owner.ask(seq.constraint, seq.tokens, seq.prompt_tokens)
 
     def _update(self, seq: Sequence, **news: Any) -> Update:
         ticket = self.scheduler.find(seq.answer_id)
@@ -286,7 +335,9 @@ class EngineCore:
 
     def _close(self, answer_id: str) -> None:
         """An answer has ended: its pages go back."""
-        del self._sequences[answer_id]
+        constraint = self._sequences.pop(answer_id).constraint
+        if constraint is not None:
+            constraint.owner.close(constraint)
         self.scheduler.remove(answer_id)
 
     def _recover(self, plan: StepPlan, error: Exception) -> None:

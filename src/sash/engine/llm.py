@@ -121,6 +121,7 @@ class LLM:
         request = self._frontend.open(prompt, params)
         with self._turns:
             self.core.check_request(request.message)
+            self.core.compile(request.message)
         return request
 
     def _start(self, request: Request) -> None:

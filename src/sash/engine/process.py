@@ -101,33 +101,49 @@ def _load(start: Start, channel: Channel) -> EngineCore:
 
 
 def _serve(core: EngineCore, channel: Channel) -> None:
-    """Messages, a step, news; over and over. All messages that have come are taken before a step is scheduled."""
+    """Messages, a step, news; over and over. All messages that have come are taken before a step is scheduled.
+    Requests whose grammar is being compiled wait here, while the others' steps go on."""
+    compiling: list[AddRequest] = []
     while True:
         news: list[Message] = []
-        for message in channel.receive(wait=not core.has_work):
+        if compiling and core.grammars is not None and not core.has_work:
+            channel.wait(core.grammars.sockets)
+        for message in channel.receive(wait=not core.has_work and not compiling):
             if isinstance(message, Stop):
                 return
-            news += _take(core, message)
+            news += _take(core, message, compiling)
+        for request in [r for r in compiling if not core.compiles(r)]:
+            compiling.remove(request)
+            news += _add(core, request)
         if core.has_work:
             news += core.step()
         if news:
             channel.send(news)
 
 
-def _take(core: EngineCore, message: Message) -> list[Message]:
-    """Carry out one message; returns its answer."""
+def _take(core: EngineCore, message: Message, compiling: list[AddRequest]) -> list[Message]:
+    """Carry out one message; returns its answer. A request whose grammar isn't compiled goes to ``compiling``."""
     if isinstance(message, AddRequest):
-        try:
-            core.add(message)
-        except RequestError as error:
-            return [Refused(message.answer_ids[0], str(error))]
-        return [Accepted(message.answer_ids[0])]
+        return _add(core, message, compiling)
     if isinstance(message, CancelRequest):
         core.cancel(message)
+        compiling[:] = [request for request in compiling if message.answer_id not in request.answer_ids]
         return []
     if isinstance(message, GetReport):
         return [Report(message.number, core.report(page_maps=message.page_maps))]
     raise TypeError(f"{type(message).__name__} is no message for a core")
+
+
+def _add(core: EngineCore, request: AddRequest, compiling: list[AddRequest] | None = None) -> list[Message]:
+    try:
+        core.check_request(request)
+        if compiling is not None and core.compiles(request):
+            compiling.append(request)
+            return []
+        core.add(request)
+    except RequestError as error:
+        return [Refused(request.answer_ids[0], str(error))]
+    return [Accepted(request.answer_ids[0])]
 
 
 def _log_to_stderr() -> None:

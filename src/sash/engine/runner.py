@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from sash.engine.grammars import Constraint
 from sash.engine.sequence import Sequence
 from sash.engine.step import Step
 from sash.kv.storage import KVPool
 from sash.models.decoder import Decoder
 from sash.models.fused import FusedDecoder, obstacle
 from sash.ops.base import Ops
+from sash.ops.masks import Mask
 from sash.ops.sampling import SamplerState, choose, counting, shape_logits, token_logprobs
 from sash.scheduler.plan import StepItem, StepPlan
 from sash.spec.config import ResolvedConfig
@@ -22,19 +24,24 @@ from sash.spec.sampling import TokenLogprobs
 
 # Rows of logits that exist at once: a vocabulary of 262 144 takes 1 MiB each in float32.
 _LOGIT_ROWS = 64
+# How long a step waits for masks that are not ready when its rows are, for the sake of its other rows; and otherwise.
+_PATIENCE_S, _IDLE_PATIENCE_S = 0.002, 0.1
 
 
 @dataclass(slots=True)
 class StepResult:
     """Sampled tokens by answer id, their log-probabilities where wanted, and answers that failed.
 
-    An answer gets one token, and one more for each of its drafts that was right.
+    An answer gets one token, and one more for each of its drafts that was right; none if it is ``complete`` (its
+    grammar allows no further token) or ``late`` (its grammar has not told yet).
     """
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_scores: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    complete: set[str] = field(default_factory=set)
+    late: set[str] = field(default_factory=set)
 
     def accepted(self, item: StepItem) -> int:
         """How many drafts of an item were right."""
@@ -99,6 +106,7 @@ class Runner:
             row += item.end - first
             if item.samples:
                 sampling.append((item, range(row - 1 - item.num_drafts, row)))
+        _await_masks(step.plan, [item for item, _ in sampling], sequences)
         for part in _parts(sampling):
             rows = [row for _, rows in part for row in rows]
             if rows != list(range(hidden.shape[0])):
@@ -150,6 +158,8 @@ class Runner:
             rows = slice(row, row + 1 + item.num_drafts)
             for answer_id in (item.request_id, *item.forks):
                 seq = sequences[answer_id]
+                if seq.constraint is not None and not _open(seq.constraint, answer_id, result):
+                    continue
                 tokens, error = _verified(item, seq, None if logits is None else logits[rows], greedy[rows])
                 if error is not None:
                     result.errors[answer_id] = error
@@ -178,7 +188,38 @@ def _parts(sampling: list[tuple[StepItem, range]]) -> list[list[tuple[StepItem, 
 def _takes_best(item: StepItem, sequences: Mapping[str, Sequence]) -> bool:
     """Whether all answers of an item take the most likely token and tell no probabilities: no logits are needed."""
     answers = (sequences[name] for name in (item.request_id, *item.forks))
-    return all(a.params.temperature == 0.0 and a.state.plain and a.params.logprobs is None for a in answers)
+    return all(
+        a.params.temperature == 0.0 and a.state.plain and a.params.logprobs is None and a.constraint is None
+        for a in answers
+    )
+
+
+def _await_masks(plan: StepPlan, items: list[StepItem], sequences: Mapping[str, Sequence]) -> None:
+    """Wait for the masks of the rows that draw tokens now, but not for long while others want theirs.
+
+    A single row without its mask is computed again in the next step. A chunk can't be, so it is waited for; that
+    happens where a preempted answer goes on whose mask was lost meanwhile.
+    """
+    waiting = [(i, c) for i in items if (c := sequences[i.request_id].constraint) is not None and not c.ready]
+    if not waiting:
+        return
+    owner = waiting[0][1].owner
+    owner.wait([c for _, c in waiting], _PATIENCE_S if len(waiting) < len(plan.items) else _IDLE_PATIENCE_S)
+    while chunks := [c for i, c in waiting if i.count > 1 and not c.ready]:
+        owner.wait(chunks, _IDLE_PATIENCE_S)
+
+
+def _open(constraint: Constraint, answer_id: str, result: StepResult) -> bool:
+    """Whether the answer draws a token now; if not, ``result`` is told why."""
+    if not constraint.ready:
+        result.late.add(answer_id)
+    elif constraint.error:
+        result.errors[answer_id] = constraint.error
+    elif constraint.ended:
+        result.complete.add(answer_id)
+    else:
+        return True
+    return False
 
 
 def _verified(
@@ -209,9 +250,16 @@ def _next_token(
     """The token that follows ``position`` by logits [V], whose arg-max is ``best``; or why there is none."""
     if best is None:
         return -1, "the model gave logits that are not finite"
-    if logits is None or (seq.params.temperature == 0.0 and state.plain):
+    bits = None if seq.constraint is None else seq.constraint.bits
+    mask = None if bits is None else Mask(bits)
+    takes_best = seq.params.temperature == 0.0 and state.plain
+    if logits is None or (takes_best and (mask is None or mask.allows(best))):
         return best, None
     shaped = shape_logits(logits, state, generated)
-    if not torch.isfinite(shaped.max()):
-        return -1, "no token is left: allowed_token_ids, bad_token_ids or logit_bias ban all"
-    return choose(shaped, state, position), None
+    ids = None
+    if mask is not None:
+        shaped, ids = mask.apply(shaped)
+    if not len(shaped) or not torch.isfinite(shaped.max()):
+        bans = "allowed_token_ids, bad_token_ids, logit_bias or min_tokens ban"
+        return -1, f"no token is left: {bans} all" + (" that structured_outputs allow" if mask else "")
+    return choose(shaped, state, position, ids), None

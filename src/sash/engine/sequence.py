@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sash.engine.drafts import PromptLookup
+from sash.engine.grammars import Constraint
 from sash.ops.sampling import SamplerState, count_token
 from sash.spec.sampling import SamplingParams, TokenLogprobs
 
@@ -14,7 +15,7 @@ class Sequence:
     """Tokens and limits of one answer. ``max_tokens`` bounds the answer; ``prompt_scores`` collects
     the prompt's log-probabilities by position, across chunks and preemptions. ``lookup`` guesses what
     follows, and ``draft`` is its guess for the next step; ``draft_tokens`` were checked so far, of them
-    ``accepted_tokens`` were right."""
+    ``accepted_tokens`` were right. ``constraint`` is the answer's place in its grammar."""
 
     answer_id: str
     tokens: list[int]
@@ -30,6 +31,7 @@ class Sequence:
     draft: list[int] = field(default_factory=list)
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    constraint: Constraint | None = None
 
     @property
     def generated(self) -> int:

@@ -15,7 +15,8 @@ from sash.spec.sizing import Demand
 
 @dataclass(slots=True)
 class Counters:
-    """What a core has done since its start; the names are those of ``EngineReport``."""
+    """What a core has done since its start; the names are those of ``EngineReport``. ``late_masks`` are rows that were
+    computed again because their grammar had no mask for them yet."""
 
     steps: int = 0
     computed_tokens: int = 0
@@ -24,6 +25,7 @@ class Counters:
     generation_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    late_masks: int = 0
     uniform_peak_bytes: int = 0
     busy_s: float = 0.0
     step_tokens: dict[int, int] = field(default_factory=dict)

@@ -1,9 +1,11 @@
-"""Frames between the core's process and whoever talks to it: a length of four bytes, then messages as msgpack."""
+"""Frames between processes: a length of four bytes, then a body; to and from the core's it is messages as msgpack."""
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
+from collections.abc import Sequence
 
 from sash.engine.messages import Message, decode, encode
 
@@ -12,26 +14,30 @@ _LENGTH = struct.Struct("<I")
 MAX_FRAME = 1 << 30
 
 
-def frame(messages: list[Message]) -> bytes:
-    """Messages as one frame."""
-    body = encode(messages)
+def pack(body: bytes) -> bytes:
+    """A body as a frame."""
     return _LENGTH.pack(len(body)) + body
 
 
-class FrameReader:
-    """Cuts a stream of bytes back into messages."""
+def frame(messages: list[Message]) -> bytes:
+    """Messages as one frame."""
+    return pack(encode(messages))
+
+
+class BodyReader:
+    """Cuts a stream of bytes back into bodies."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
-    def feed(self, data: bytes) -> list[Message]:
-        """Take bytes as they came; returns the messages of every frame that is whole now.
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes as they came; returns the body of every frame that is whole now.
 
         Raises:
-            ValueError: the bytes are no frames of messages.
+            ValueError: the bytes are no frames.
         """
         self._data += data
-        out: list[Message] = []
+        out: list[bytes] = []
         start = 0
         while len(self._data) - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._data, start)
@@ -40,11 +46,26 @@ class FrameReader:
             end = start + _LENGTH.size + size
             if len(self._data) < end:
                 break
-            out += decode(bytes(self._data[start + _LENGTH.size : end]))
+            out.append(bytes(self._data[start + _LENGTH.size : end]))
             start = end
         if start:
             del self._data[:start]
         return out
+
+
+class FrameReader:
+    """Cuts a stream of bytes back into messages."""
+
+    def __init__(self) -> None:
+        self._bodies = BodyReader()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take bytes as they came; returns the messages of every frame that is whole now.
+
+        Raises:
+            ValueError: the bytes are no frames of messages.
+        """
+        return [message for body in self._bodies.feed(data) for message in decode(body)]
 
 
 class Channel:
@@ -74,3 +95,10 @@ class Channel:
             if not data:
                 raise EOFError("the other side has closed the connection")
             out += self._reader.feed(data)
+
+    def wait(self, others: Sequence[socket.socket]) -> None:
+        """Return once something has come here or to one of the others."""
+        poll = select.poll()
+        for sock in (self._socket, *others):
+            poll.register(sock, select.POLLIN)
+        poll.poll()

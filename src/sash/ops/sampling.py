@@ -112,7 +112,7 @@ def shape_logits(logits: torch.Tensor, state: SamplerState, num_generated: int) 
     return out
 
 
-def choose(logits: torch.Tensor, state: SamplerState, position: int) -> int:
+def choose(logits: torch.Tensor, state: SamplerState, position: int, ids: torch.Tensor | None = None) -> int:
     """The token that follows ``position``: arg-max, or a draw from the filtered distribution.
 
     The draw is arg-max of logits / temperature + Gumbel noise, with noise a function of seed,
@@ -120,20 +120,23 @@ def choose(logits: torch.Tensor, state: SamplerState, position: int) -> int:
     temperature, min_p, top_k, top_p.
 
     Args:
-        logits: [V] float32, shaped.
+        logits: [V] float32, shaped; or [N], those of ``ids``.
         state: the request's.
         position: of the row that gave the logits.
+        ids: [N] int64, the tokens that the logits belong to where they are not all.
     """
     params = state.params
     if params.temperature == 0.0:
-        return int(torch.argmax(logits))
+        best = int(torch.argmax(logits))
+        return best if ids is None else int(ids[best])
     # The best logit becomes 0, so that dividing by a very small temperature can't overflow it.
-    values, ids = _candidates((logits - logits.max()) / max(params.temperature, _LEAST_TEMPERATURE), params)
-    return int(ids[torch.argmax(values + gumbel(state.seed, position, ids))])
+    values, kept = _candidates((logits - logits.max()) / max(params.temperature, _LEAST_TEMPERATURE), params)
+    kept = kept if ids is None else ids[kept]
+    return int(kept[torch.argmax(values + gumbel(state.seed, position, kept))])
 
 
 def _candidates(scaled: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and ids that pass the filters."""
+    """Logits that pass the filters, and their places."""
     if params.min_p:
         scaled = scaled.masked_fill(scaled < scaled.max() + math.log(params.min_p), -math.inf)
     vocab = scaled.shape[0]

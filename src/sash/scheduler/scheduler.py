@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from sash.kv.ledger.ledger import Ledger
@@ -250,12 +250,16 @@ class Scheduler:
         self._promote_siblings(ticket)
         return replace(item, forks=tuple(t.request_id for t in forked))
 
-    def settle(self, plan: StepPlan, accepted: Mapping[str, int] | None = None) -> None:
+    def settle(self, plan: StepPlan, accepted: Mapping[str, int] | None = None, late: Set[str] = frozenset()) -> None:
         """The step is done: its rows count as computed and its sampled tokens as known.
 
         ``accepted`` says by request how many of its drafts were right; the rows of the others are given up.
+        ``late`` are requests of a single row that could not draw their token yet: they compute it again.
         """
         for item in plan.items:
+            if item.request_id in late:
+                self._settle_late(item)
+                continue
             if item.num_drafts:
                 self._settle_drafts(item, (accepted or {}).get(item.request_id, 0))
                 continue
@@ -276,6 +280,13 @@ class Scheduler:
             ticket.scheduled = ticket.computed = item.newest + 1 + accepted
         ticket.known += 1 + accepted
         ticket.unsettled -= 1
+
+    def _settle_late(self, item: StepItem) -> None:
+        ticket = self.find(item.request_id)
+        if ticket is not None:
+            ticket.unsettled -= 1
+            if ticket.scheduled == item.end:  # else it was preempted meanwhile
+                ticket.scheduled = ticket.computed = item.start
 
     def fail(self, plan: StepPlan, *, blame: bool = True) -> list[str]:
         """The step raised. Requests run again, each alone and once: from the same row where every

@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from sash.spec.errors import RequestError
+from sash.spec.structured import StructuredOutputs, structured_from
 
 MAX_LOGPROBS = 100
 MAX_ANSWERS = 1024
@@ -44,6 +45,8 @@ class SamplingParams:
         logprobs: for each answer token, the log-probabilities of this many best tokens and its own.
         prompt_logprobs: the same for each prompt token but the first.
         skip_special_tokens: leave control tokens out of the text.
+        structured_outputs: a form that the answer must have (or a mapping of its fields). Control tokens can't be
+            part of it, it ends with "stop" when nothing may follow, and no drafts are made.
 
     ``stop``, ``stop_token_ids``, ``bad_token_ids`` and ``logit_bias`` take None for nothing.
 
@@ -72,11 +75,13 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         for names, convert in _TYPES.items():
             for name in names:
                 object.__setattr__(self, name, convert(name, getattr(self, name)))
+        object.__setattr__(self, "structured_outputs", structured_from(self.structured_outputs))
         for name, good, want in self._rules():
             if not good:
                 raise RequestError(f"{name} must be {want}, got {getattr(self, name)!r}")
