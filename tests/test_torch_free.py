@@ -27,11 +27,8 @@ PARTS = {
     "ledger": LEDGER,
     "scheduler": SCHEDULER,
     "drafts": ["sash.engine.drafts"],
-<<<<<<< HEAD
     "server": modules(sash.server, "sash.server"),
-=======
     "grammars": ["sash.engine.grammar_process"],
->>>>>>> b717f3d (Hold answers to a JSON schema, regular expression, choice or grammar)
     "command line": ["sash.cli.main", "sash.cli.generate", "sash.cli.chat", "sash.cli.inspect"],
 }
 CHECK = """

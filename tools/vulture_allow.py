@@ -75,3 +75,15 @@ _.sent_bytes
 _.time_s
 _.engine_restarts
 _.engine_age_s
+
+# Callbacks of asyncio, uvicorn and the interpreter, and options that typer fills.
+_.connection_made
+_.data_received
+_.connection_lost
+exc
+_close_all
+handlers
+capture_signals
+_.api_key
+_.served_model_name
+_.cors_origin
