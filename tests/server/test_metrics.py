@@ -123,11 +123,15 @@ def test_rejects_are_counted_by_reason() -> None:
         await complete(client)
         engine.overloaded, engine.alive = False, False
         await complete(client)
+        app: Any = client._transport.app  # type: ignore[attr-defined]
+        app.state.server.draining = True
+        await complete(client)
         series = await scrape(client)
         rejected = {reason: value(series, "sash:rejected_requests_total", reason=reason) for reason in REASONS}
-        assert rejected == {"invalid": 2, "model_not_found": 1, "overloaded": 1, "not_ready": 1, "unauthorized": 0}
+        ones = ("model_not_found", "overloaded", "not_ready", "draining")
+        assert rejected == {"invalid": 2, "unauthorized": 0, **dict.fromkeys(ones, 1)}
 
-    REASONS = ("invalid", "model_not_found", "overloaded", "not_ready", "unauthorized")
+    REASONS = ("invalid", "model_not_found", "overloaded", "not_ready", "draining", "unauthorized")
     engine = fake_engine()
     serve(test, engine)
 
