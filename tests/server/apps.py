@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
+import structlog
+from structlog.testing import capture_logs
 from tests.server.fake import FakeEngine
 from tests.text.fakes import ByteTokenizer
 
@@ -30,6 +32,16 @@ def fake_engine(**options: Any) -> FakeEngine:
 def saying(*answers: bytes, reason: str = "stop", **options: Any) -> FakeEngine:
     """An engine that says these bytes, a byte a token; answer i of a prompt takes the i-th, from the start again."""
     return fake_engine(script=lambda _, i: [*answers[i % len(answers)], reason], **options)
+
+
+@contextmanager
+def logged() -> Iterator[list[Json]]:
+    """The lines that are logged meanwhile. Afterwards nobody has configured structlog, as before."""
+    try:
+        with capture_logs() as lines:
+            yield lines
+    finally:
+        structlog.reset_defaults()
 
 
 @asynccontextmanager

@@ -7,8 +7,7 @@ import json
 
 import httpx
 import pytest
-from structlog.testing import capture_logs
-from tests.server.apps import CHAT, client_of, fake_engine, post, refusal, serve
+from tests.server.apps import CHAT, client_of, fake_engine, logged, post, refusal, serve
 from tests.server.fake import FakeEngine
 
 from sash.server.app import create_app
@@ -201,7 +200,7 @@ def test_what_nobody_foresaw_is_an_error_without_internals() -> None:
 
     engine = fake_engine()
     engine.__class__ = Broken
-    with capture_logs() as lines:
+    with logged() as lines:
         answer = post(COMPLETIONS, {"prompt": "a"}, engine)
     assert answer.status_code == 500 and "secret" not in answer.text
     error = answer.json()["error"]
@@ -211,7 +210,7 @@ def test_what_nobody_foresaw_is_an_error_without_internals() -> None:
 
 
 def test_the_log_has_a_line_for_each_request_and_no_prompt() -> None:
-    with capture_logs() as lines:
+    with logged() as lines:
         post(COMPLETIONS, {"prompt": "top secret", "max_tokens": 3, "stream": True})
         get("/nope", headers={"X-Request-Id": "r1"})
         get("/health")
@@ -225,7 +224,7 @@ def test_the_log_has_a_line_for_each_request_and_no_prompt() -> None:
 
 
 def test_prompts_are_logged_where_that_is_asked_for() -> None:
-    with capture_logs() as lines:
+    with logged() as lines:
         post(COMPLETIONS, {"prompt": ["one", "two"]}, log_prompts=True)
     assert next(line for line in lines if line["event"] == "prompts")["prompts"] == ["one", "two"]
 

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
-from tests.server.apps import CHAT, client_of, events, fake_engine, post, refusal, saying, stream
+from tests.server.apps import CHAT, client_of, events, fake_engine, logged, post, refusal, saying, stream
 from tests.server.fake import FakeEngine
 from tests.server.raw import RawCall
 
@@ -58,7 +57,7 @@ def test_an_engine_that_dies_ends_a_stream_with_an_error(path: str) -> None:
 def test_a_request_that_fails_is_told_without_internals(path: str) -> None:
     whole = post(path, body_of(path), saying(b"abc", reason="error"))
     assert (whole.status_code, whole.json()["error"]["code"]) == (500, "generation_failed")
-    with capture_logs() as lines:
+    with logged() as lines:
         chunks = stream(path, saying(b"abc", reason="error"))
     assert chunks[-1]["error"]["code"] == "generation_failed" and "scripted" not in json.dumps(chunks)
     assert any(line.get("error") == "scripted" for line in lines)
@@ -84,7 +83,7 @@ def test_a_defect_ends_a_stream_with_an_error(path: str, monkeypatch: pytest.Mon
         return take(update)
 
     monkeypatch.setattr(engine.frontend, "take", broken)
-    with capture_logs() as lines:
+    with logged() as lines:
         answer = post(path, body_of(path, stream=True), engine)
     assert events(answer.text)[-1]["error"]["code"] == "internal_error"
     assert any(line["event"] == "stream_failed" for line in lines)
@@ -101,7 +100,7 @@ def test_a_client_that_leaves_ends_its_work_at_once(path: str, streamed: bool) -
         if streamed:
             await call.until("!")
         call.leave()
-        with capture_logs() as lines:
+        with logged() as lines:
             await call.end()
         assert engine.cancelled == ["0.0", "0.1"] and engine.num_open == 0
         assert not call.ended and lines[-1]["client_gone"]
@@ -204,7 +203,7 @@ def test_a_client_that_reads_nothing_is_given_up() -> None:
         engine = fake_engine(delay_s=0.001)
         call = RawCall(engine, CHATS, body_of(CHATS, stream=True), heartbeat_s=0.02, request_timeout_s=0.1)
         call.read.clear()
-        with capture_logs() as lines:
+        with logged() as lines:
             await call.end()
         assert lines[-1]["client_gone"] and engine.num_open == 0
 
