@@ -55,8 +55,8 @@ void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, flo
     });
     const int64_t step = panels_of_piece(l, threads);
     team.each((l.panels() + step - 1) / step, [&](int64_t i) {
-      k.product(l, acts.as<uint8_t>(), scales.as<float>(), rows, i * step, std::min((i + 1) * step, l.panels()), out,
-                stride);
+      k.product(l, {acts.as<uint8_t>(), scales.as<float>(), rows},
+                {out, stride, i * step, std::min((i + 1) * step, l.panels())});
     });
   });
 }

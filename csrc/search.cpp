@@ -38,8 +38,7 @@ void Search::best(const float* x, int64_t x_stride, int64_t rows, int64_t* index
   totals_.reserve(rows * 4);
   lengths_.reserve(rows * 4);
   results_.reserve(rows * width * 4);
-  screening_.totals = totals_.as<float>();
-  screening_.lengths = lengths_.as<float>();
+  const SearchRows all{{acts_.as<uint8_t>(), scales_.as<float>(), rows}, totals_.as<float>(), lengths_.as<float>()};
   const int64_t step = std::max<int64_t>(1, panels_of_piece(l, threads)), pieces = (l.panels() + step - 1) / step;
   std::vector<float> least(pieces * rows), highest(pieces * rows);
   std::vector<int64_t> found(pieces * rows);
@@ -61,15 +60,17 @@ void Search::best(const float* x, int64_t x_stride, int64_t rows, int64_t* index
       lengths_.as<float>()[r] = std::sqrt(static_cast<float>(squares)) * scales_.as<float>()[r] * 1.001f;
     }
     team.each(pieces, [&](int64_t i) {
-      k.screen(l, screening_, acts_.as<uint8_t>(), scales_.as<float>(), rows, i * step,
-               std::min((i + 1) * step, l.panels()), results_.as<float>(), width, least.data() + i * rows);
+      k.screen(l, screening_, all, {results_.as<float>(), width, i * step, std::min((i + 1) * step, l.panels())},
+               least.data() + i * rows);
     });
     for (int64_t r = 0; r < rows; r++)
       for (int64_t i = 1; i < pieces; i++) least[r] = std::max(least[r], least[i * rows + r]);
     team.each(pieces * rows, [&](int64_t i) {
       const int64_t piece = i / rows, r = i % rows;
-      highest[i] = k.refine(l, screening_, acts_.as<uint8_t>() + r * bytes, r, scales_.as<float>()[r], piece * step,
-                            std::min((piece + 1) * step, l.panels()), results_.as<float>() + r * width, least[r], &found[i]);
+      const SearchRows one{{all.data + r * bytes, all.scales + r, 1}, all.totals + r, all.lengths + r};
+      highest[i] = k.refine(l, screening_, one,
+                            {results_.as<float>() + r * width, width, piece * step, std::min((piece + 1) * step, l.panels())},
+                            least[r], &found[i]);
     });
   });
   for (int64_t r = 0; r < rows; r++) {

@@ -68,7 +68,7 @@ class Run {
       for (const Stage& stage : stages) {
         if (stage.product) {
           const Linear& l = m_.layers[stage.layer].*stage.product;
-          k_.product(l, act(l, a, a), scale(a), b - a, 0, l.panels(), wide(l, a, a), l.width());
+          k_.product(l, {act(l, a, a), scale(a), b - a}, {wide(l, a, a), l.width(), 0, l.panels()});
         } else {
           for (int64_t r = a; r < b; r++) (this->*stage.row)(stage.layer, a, r);
         }
@@ -88,8 +88,8 @@ class Run {
     const Linear& l = m_.layers[stage.layer].*stage.product;
     const int64_t step = panels_of_piece(l, team_->threads());
     team_->each((l.panels() + step - 1) / step, [&](int64_t i) {
-      k_.product(l, act(l, 0, 0), scale(0), rows_, i * step, std::min((i + 1) * step, l.panels()), wide(l, 0, 0),
-                 l.width());
+      k_.product(l, {act(l, 0, 0), scale(0), rows_},
+                 {wide(l, 0, 0), l.width(), i * step, std::min((i + 1) * step, l.panels())});
     });
   }
 
