@@ -38,7 +38,8 @@ void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, flo
 // int8 or int4 weights of rows [out][in], type 0 float32 or 1 bfloat16, to where the layer's pointers point.
 void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa);
 
-// Finds the largest results of a head of int8 weights; keeps 6 of their 8 bits. One search at a time.
+// Finds the largest results of a head of int8 weights; keeps 6 of their 8 bits. Searches of several threads take turns:
+// the buffers are the leading one's.
 class Search {
  public:
   Search(const Linear& head, int threads, Isa isa);
@@ -47,6 +48,9 @@ class Search {
   void best(const float* x, int64_t x_stride, int64_t rows, int64_t* index, float* value, int threads, Isa isa);
 
  private:
+  void reserve(int64_t rows);
+  void prepare(const Kernels& k, const float* x, int64_t r);
+
   Linear head_;
   bool finite_ = true;
   Screening screening_;

@@ -329,9 +329,10 @@ void Model::reserve(int64_t rows) {
 }
 
 void Model::forward(const Step& step, Isa isa) {
-  reserve(step.rows);
-  Run run(*this, step, isa);
-  Team::lead(step.threads, [&](Team& team) { run.all(team); });
+  Team::lead(step.threads, [&](Team& team) {
+    reserve(step.rows);
+    Run(*this, step, isa).all(team);
+  });
 }
 
 }  // namespace sash

@@ -1,4 +1,4 @@
-"""The kernels' threads in children that a process forks."""
+"""The kernels' threads: callers at the same time, and children that a process forks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +59,28 @@ def at_once(*calls: Callable[[], None]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+def test_two_threads_that_search_at_once_do_not_share_memory() -> None:
+    """One of them asks for more rows each time, for which the buffers must grow."""
+    assert MODULE is not None
+    weight, x = head(5000), random(40, 64, seed=2)
+
+    def best(search: Any, rows: int) -> Any:
+        return search.best(x.data_ptr(), x.stride(0), rows, 2)
+
+    wanted = [best(MODULE.Search(weight.native, 2), rows) for rows in range(len(x) + 1)]
+    for _ in range(5):
+        search = MODULE.Search(weight.native, 2)
+
+        def few(search: Any = search) -> None:
+            assert all(best(search, 1) == wanted[1] for _ in range(100))
+
+        def more(search: Any = search) -> None:
+            for rows in range(2, len(x) + 1):
+                assert best(search, rows) == wanted[rows]
+
+        at_once(few, more)
 
 
 # ---------------------------------------------------------------- fork
