@@ -215,9 +215,9 @@ void bind_products(nb::module_& m) {
         self.best(at<float>(x), stride, rows, out.first.data(), out.second.data(), threads, chosen);
         return out;
       });
-  m.def("pack_int8", [](const Linear& l, int64_t rows, int type, int threads) {
+  m.def("pack_rounded", [](const Linear& l, int64_t rows, int type, int threads) {
     nb::gil_scoped_release release;
-    pack_int8(l, at<void>(rows), type, threads, chosen);
+    pack_rounded(l, at<void>(rows), type, threads, chosen);
   });
   m.def("pin", &Team::pin);
   m.def("unpack_row", [](const Linear& l, int64_t row, int64_t to) {

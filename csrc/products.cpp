@@ -61,7 +61,7 @@ void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, flo
   });
 }
 
-void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa) {
+void pack_rounded(const Linear& l, const void* rows, int type, int threads, Isa isa) {
   const Kernels& k = kernels(isa);
   const int64_t item = type == 0 ? 4 : 2;
   Team::lead(threads, [&](Team& team) {

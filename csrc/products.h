@@ -36,7 +36,7 @@ void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, flo
             Isa isa);
 
 // int8 or int4 weights of rows [out][in], type 0 float32 or 1 bfloat16, to where the layer's pointers point.
-void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa);
+void pack_rounded(const Linear& l, const void* rows, int type, int threads, Isa isa);
 
 // Finds the largest results of a head of int8 weights; keeps 6 of their 8 bits. Searches of several threads take turns:
 // the buffers are the leading one's.
