@@ -25,9 +25,10 @@ constexpr int64_t GROUP_BYTES = PANEL * (GROUP / 2 + 4);  // of a panel's int4 w
 struct Linear {
   int kind = 0;
   int64_t in = 0, out = 0, block = 1;
-  const void* weight = nullptr;
-  const float* scale = nullptr;
-  const int32_t* offset = nullptr;
+  // What packing writes, and everything else reads.
+  void* weight = nullptr;
+  float* scale = nullptr;
+  int32_t* offset = nullptr;
   const float* bias = nullptr;  // padded to whole panels, or null
 
   int64_t panels() const { return (out + PANEL - 1) / PANEL; }
@@ -42,9 +43,10 @@ struct Linear {
 // has bits 4 to 7 of two inputs, one of the last bits 2 and 3 of four; see screen.inc. `offset` [out] is 128 times the
 // sum of an output's weights so cut, `bound` [out] the length of what is cut off, about 3/2, times the scale.
 struct Screening {
-  const void* weight = nullptr;
-  const int32_t* offset = nullptr;
-  const float* bound = nullptr;
+  // What screen_row writes, and a search reads.
+  void* weight = nullptr;
+  int32_t* offset = nullptr;
+  float* bound = nullptr;
 };
 
 // Prepared rows of activations [count][row_bytes], and each one's scale where the kind has them.
@@ -76,7 +78,7 @@ struct Kernels {
   // its index.
   void (*screen)(const Linear&, const Screening&, const SearchRows&, const Columns&, float* least);
   float (*refine)(const Linear&, const Screening&, const SearchRows& row, const Columns&, float least, int64_t* index);
-  void (*screen_row)(const Linear&, Screening&, int64_t output);
+  void (*screen_row)(const Linear&, const Screening&, int64_t output);
   // Weights x [in] of one output, which is overwritten, as int8 or int4 to where the layer's pointers point.
   void (*pack_row)(const Linear&, float* x, int64_t output);
   // Weights [in] of one output, from before they were packed: an embedding's row.
