@@ -3,27 +3,10 @@
 
 #include <cstdint>
 
+#include "buffer.h"
 #include "kernels.h"
 
 namespace sash {
-
-// Memory that grows and is never initialised.
-class Buffer {
- public:
-  Buffer() = default;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer();
-  void reserve(int64_t bytes);
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-  int64_t bytes_ = 0;
-};
 
 // n floats of this thread's own, until it asks again.
 float* scratch(int64_t n);
