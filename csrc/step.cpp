@@ -14,7 +14,7 @@ namespace {
 // Rows from which each thread takes a block of them through all of a layer's products, instead of
 // all rows through a part of each product.
 constexpr int64_t MANY = 32;
-constexpr int64_t BLOCK = 64;  // rows of such a block: they stay in a core's cache
+constexpr int64_t BLOCK_ROWS = 64;  // rows of such a block: they stay in a core's cache
 
 }  // namespace
 
@@ -60,7 +60,7 @@ class Run {
       for (const Stage& stage : stages) spread(stage);
       return;
     }
-    const int64_t turns = (rows_ + BLOCK * team_->threads() - 1) / (BLOCK * team_->threads());
+    const int64_t turns = (rows_ + BLOCK_ROWS * team_->threads() - 1) / (BLOCK_ROWS * team_->threads());
     const int64_t size = (rows_ + turns * team_->threads() - 1) / (turns * team_->threads());
     const int64_t block = (size + 5) / 6 * 6;  // whole register tiles
     team_->each((rows_ + block - 1) / block, [&](int64_t piece) {
@@ -247,8 +247,8 @@ class Run {
     AttentionPlan& plan = *plans_[plan_of_[i]];
     team_->each(plan.pieces(), [&](int64_t piece) { attend_(c, plan, piece); });
     if (v.late)
-      team_->each((v.late + BLOCK - 1) / BLOCK, [&](int64_t b) {
-        for (int64_t e = b * BLOCK; e < std::min((b + 1) * BLOCK, v.late); e++) store(i, v.late_rows[e], v.late_slots[e]);
+      team_->each((v.late + BLOCK_ROWS - 1) / BLOCK_ROWS, [&](int64_t b) {
+        for (int64_t e = b * BLOCK_ROWS; e < std::min((b + 1) * BLOCK_ROWS, v.late); e++) store(i, v.late_rows[e], v.late_slots[e]);
       });
     if (narrows(i)) narrow(i);
   }
