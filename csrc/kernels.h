@@ -56,8 +56,8 @@ struct Rows {
   int64_t count;
 };
 
-// Rows of a search, and of each one's whole numbers: 3/2 of their sum; and their length times the row's scale, with room
-// for rounding.
+// Rows of a search, and of each one's whole numbers: 3/2 of their sum; and their length times the row's scale, with
+// room for rounding.
 struct SearchRows : Rows {
   const float *totals, *lengths;
 };

@@ -23,8 +23,9 @@ namespace sash {
 Isa best_isa() {
 #if defined(SASH_X86)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
     return Isa::avx512;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::avx2;
 #endif
@@ -194,13 +195,14 @@ void bind_step(nb::module_& m) {
         self.ropes.push_back({at<float>(inv_freq), half, factor});
       })
       .def("add", [](Model& self, const Layer& l) { self.layers.push_back(l); })
-      .def("forward", [](Model& self, const Step& s) { self.forward(s, chosen); }, nb::call_guard<nb::gil_scoped_release>());
+      .def("forward", [](Model& self, const Step& s) { self.forward(s, chosen); },
+           nb::call_guard<nb::gil_scoped_release>());
   address(model, "final_norm", &Model::final_norm);
-
 }
 
 void bind_products(nb::module_& m) {
-  m.def("linear", [](const Linear& l, int64_t x, int64_t x_stride, int64_t rows, int64_t out, int64_t stride, int threads) {
+  m.def("linear", [](const Linear& l, int64_t x, int64_t x_stride, int64_t rows, int64_t out, int64_t stride,
+                     int threads) {
     nb::gil_scoped_release release;
     linear(l, at<float>(x), x_stride, rows, at<float>(out), stride, threads, chosen);
   });

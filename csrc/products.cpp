@@ -62,7 +62,8 @@ void pack_rounded(const Linear& l, const void* rows, int type, int threads, Isa 
   });
 }
 
-void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads, Isa isa) {
+void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads,
+            Isa isa) {
   const Kernels& k = kernels(isa);
   Team::lead(static_cast<int>(std::min<int64_t>(threads, rows)), [&](Team& team) {
     team.each(rows, [&](int64_t r) { index[r] = k.argmax(x + r * stride, n, value + r); });

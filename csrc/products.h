@@ -41,6 +41,7 @@ class Search {
 };
 
 // Of each row of x [rows][stride]: index of the largest of n (the first of equals), and its value or NaN.
-void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads, Isa isa);
+void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads,
+            Isa isa);
 
 }  // namespace sash

@@ -22,7 +22,8 @@ constexpr int64_t BLOCK_ROWS = 64;  // rows of such a block: they stay in a core
 class Run {
  public:
   Run(Model& model, const Step& step, Isa isa)
-      : m_(model), s_(step), k_(kernels(isa)), attend_(attention_piece(isa)), quantise_(quantise_row(isa)), rows_(step.rows) {
+      : m_(model), s_(step), k_(kernels(isa)), attend_(attention_piece(isa)), quantise_(quantise_row(isa)),
+        rows_(step.rows) {
     for (std::size_t i = 0; i < m_.layers.size(); i++) plan_of_.push_back(plan(i));
     origin_.resize(rows_);
     for (int64_t r = 0; r < rows_; r++) origin_[r] = r;
@@ -109,7 +110,9 @@ class Run {
   }
   int64_t item() const { return m_.type == 0 ? 4 : 2; }
   static int64_t kv_item(const Layer& l) { return l.kv_type == 0 ? 4 : l.kv_type == 1 ? 2 : 1; }
-  void prepare(const Linear& l, float* x, int64_t block, int64_t r) const { k_.prepare(l, x, act(l, block, r), scale(r)); }
+  void prepare(const Linear& l, float* x, int64_t block, int64_t r) const {
+    k_.prepare(l, x, act(l, block, r), scale(r));
+  }
 
   // ---- work on rows
 
@@ -150,7 +153,7 @@ class Run {
       if (l.head_norm) norm(x, l.head_norm + h * l.dim, l.dim, x);
       if (l.rope < 0) continue;
       const float* cos = angles(origin_[r]);
-      for (int i = 0; i < l.rope; i++) cos += 2 * m_.ropes[i].half;
+      for (int before = 0; before < l.rope; before++) cos += 2 * m_.ropes[before].half;
       const int64_t half = m_.ropes[l.rope].half;
       k_.rope(x, cos, cos + half, half, l.interleaved);
     }
@@ -246,10 +249,10 @@ class Run {
     const AttentionCall c = call(i);
     AttentionPlan& plan = *plans_[plan_of_[i]];
     team_->each(plan.pieces(), [&](int64_t piece) { attend_(c, plan, piece); });
-    if (v.late)
-      team_->each((v.late + BLOCK_ROWS - 1) / BLOCK_ROWS, [&](int64_t b) {
-        for (int64_t e = b * BLOCK_ROWS; e < std::min((b + 1) * BLOCK_ROWS, v.late); e++) store(i, v.late_rows[e], v.late_slots[e]);
-      });
+    team_->each((v.late + BLOCK_ROWS - 1) / BLOCK_ROWS, [&](int64_t b) {
+      const int64_t end = std::min((b + 1) * BLOCK_ROWS, v.late);
+      for (int64_t e = b * BLOCK_ROWS; e < end; e++) store(i, v.late_rows[e], v.late_slots[e]);
+    });
     if (narrows(i)) narrow(i);
   }
 
