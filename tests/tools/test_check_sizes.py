@@ -73,13 +73,18 @@ def test_cpp_file_of_400_lines_passes_and_401_fails() -> None:
     assert cpp_problems("int x;\n" * 401) == ["csrc/x.inc:1: 401 lines, at most 400"]
 
 
+def test_cpp_line_of_121_columns_fails() -> None:
+    assert cpp_problems(f"int x;\n// {'ü' * 117}\n") == []
+    assert cpp_problems(f"int x;\n// {'ü' * 118}\n") == ["csrc/x.inc:2: 121 columns, at most 120"]
+
+
 @pytest.mark.parametrize(
     "head",
     [
         "void f() {",
         "template <class T, std::size_t... I> static inline T f(std::index_sequence<I...>) {",
         "Widget::Widget(int f) : size_(f), other_(std::max(f, 1)) {",
-        "namespace sash {\nnamespace {\ntemplate <>\nstruct alignas(64) A<int> : B {\n public:\n  int f() const noexcept {",
+        "namespace a {\ntemplate <>\nstruct alignas(64) A<int> : B {\n public:\n  int f() const noexcept {",
         "std::function<void(int)> f(int x) {",
         "__attribute__((noinline)) vf f(vf x) {",
     ],
