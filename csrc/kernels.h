@@ -25,9 +25,10 @@ constexpr int64_t GROUP_BYTES = PANEL * (GROUP / 2 + 4);  // of a panel's int4 w
 struct Linear {
   int kind = 0;
   int64_t in = 0, out = 0, block = 1;
-  const void* weight = nullptr;
-  const float* scale = nullptr;
-  const int32_t* offset = nullptr;
+  // What packing writes, and everything else reads.
+  void* weight = nullptr;
+  float* scale = nullptr;
+  int32_t* offset = nullptr;
   const float* bias = nullptr;  // padded to whole panels, or null
 
   int64_t panels() const { return (out + PANEL - 1) / PANEL; }
@@ -42,11 +43,32 @@ struct Linear {
 // has bits 4 to 7 of two inputs, one of the last bits 2 and 3 of four; see screen.inc. `offset` [out] is 128 times the
 // sum of an output's weights so cut, `bound` [out] the length of what is cut off, about 3/2, times the scale.
 struct Screening {
-  const void* weight = nullptr;
-  const int32_t* offset = nullptr;
-  const float* bound = nullptr;
-  // Of each row's whole numbers: 3/2 of their sum; and their length times the row's scale, with room for rounding.
-  const float *totals = nullptr, *lengths = nullptr;
+  static constexpr int64_t DEEP = 16, BYTES = PANEL * 12;  // inputs and bytes of a panel's step
+  static int64_t steps(const Linear& l) { return (l.in + DEEP - 1) / DEEP; }
+
+  // What screen_row writes, and a search reads.
+  void* weight = nullptr;
+  int32_t* offset = nullptr;
+  float* bound = nullptr;
+};
+
+// Prepared rows of activations [count][row_bytes], and each one's scale where the kind has them.
+struct Rows {
+  const uint8_t* data;
+  const float* scales;
+  int64_t count;
+};
+
+// Rows of a search, and of each one's whole numbers: 3/2 of their sum; and their length times the row's scale, with
+// room for rounding.
+struct SearchRows : Rows {
+  const float *totals, *lengths;
+};
+
+// Of results [rows][stride], the columns of panels first … last - 1.
+struct Columns {
+  float* out;
+  int64_t stride, first, last;
 };
 
 enum class Activation : int { silu, gelu, gelu_tanh };
@@ -54,15 +76,12 @@ enum class Activation : int { silu, gelu, gelu_tanh };
 struct Kernels {
   // One row of activations x [in], which is overwritten, as the weights want it; its scale where the kind has one.
   void (*prepare)(const Linear&, float* x, uint8_t* to, float* scale);
-  // out [rows][stride], columns of panels first … last - 1, from prepared rows.
-  void (*product)(const Linear&, const uint8_t* rows, const float* scales, int64_t count, int64_t first, int64_t last,
-                  float* out, int64_t stride);
-  // Results from 6 bits and the largest that one of each row is at least; then a row's largest, exact, with its index.
-  void (*screen)(const Linear&, const Screening&, const uint8_t* rows, const float* scales, int64_t count, int64_t first,
-                 int64_t last, float* out, int64_t stride, float* least);
-  float (*refine)(const Linear&, const Screening&, const uint8_t* row, int64_t r, float scale, int64_t first, int64_t last,
-                  float* out, float least, int64_t* index);
-  void (*screen_row)(const Linear&, Screening&, int64_t output);
+  void (*product)(const Linear&, const Rows&, const Columns&);
+  // Results from 6 bits and the largest that one of each row is at least; then of a single row the largest, exact, with
+  // its index.
+  void (*screen)(const Linear&, const Screening&, const SearchRows&, const Columns&, float* least);
+  float (*refine)(const Linear&, const Screening&, const SearchRows& row, const Columns&, float least, int64_t* index);
+  void (*screen_row)(const Linear&, const Screening&, int64_t output);
   // Weights x [in] of one output, which is overwritten, as int8 or int4 to where the layer's pointers point.
   void (*pack_row)(const Linear&, float* x, int64_t output);
   // Weights [in] of one output, from before they were packed: an embedding's row.

@@ -5,16 +5,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "attention.h"
 #include "isa.h"
+#include "quantise.h"
 #include "step.h"
 #include "team.h"
-#include "quantise.h"
 
 namespace nb = nanobind;
 
@@ -23,8 +22,9 @@ namespace sash {
 Isa best_isa() {
 #if defined(SASH_X86)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
     return Isa::avx512;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::avx2;
 #endif
@@ -53,8 +53,8 @@ Isa isa_of(const std::string& name) {
 }
 
 template <class T>
-const T* at(int64_t address) {
-  return reinterpret_cast<const T*>(static_cast<intptr_t>(address));
+T* at(int64_t address) {
+  return reinterpret_cast<T*>(static_cast<intptr_t>(address));
 }
 
 void attention_call(const std::vector<int64_t>& a, float scale, float softcap, int type) {
@@ -64,8 +64,8 @@ void attention_call(const std::vector<int64_t>& a, float scale, float softcap, i
   c.v = at<void>(a[2]);
   c.k_pool = at<void>(a[3]);
   c.v_pool = at<void>(a[4]);
-  c.out = const_cast<void*>(at<void>(a[5]));
-  c.lse = const_cast<float*>(at<float>(a[6]));
+  c.out = at<void>(a[5]);
+  c.lse = at<float>(a[6]);
   c.sink_logits = at<float>(a[7]);
   c.q_stride = a[8];
   c.q_head = a[9];
@@ -195,15 +195,16 @@ void bind_step(nb::module_& m) {
         self.ropes.push_back({at<float>(inv_freq), half, factor});
       })
       .def("add", [](Model& self, const Layer& l) { self.layers.push_back(l); })
-      .def("forward", [](Model& self, const Step& s) { self.forward(s, chosen); }, nb::call_guard<nb::gil_scoped_release>());
+      .def("forward", [](Model& self, const Step& s) { self.forward(s, chosen); },
+           nb::call_guard<nb::gil_scoped_release>());
   address(model, "final_norm", &Model::final_norm);
-
 }
 
 void bind_products(nb::module_& m) {
-  m.def("linear", [](const Linear& l, int64_t x, int64_t x_stride, int64_t rows, int64_t out, int64_t stride, int threads) {
+  m.def("linear", [](const Linear& l, int64_t x, int64_t x_stride, int64_t rows, int64_t out, int64_t stride,
+                     int threads) {
     nb::gil_scoped_release release;
-    linear(l, at<float>(x), x_stride, rows, const_cast<float*>(at<float>(out)), stride, threads, chosen);
+    linear(l, at<float>(x), x_stride, rows, at<float>(out), stride, threads, chosen);
   });
   nb::class_<Search>(m, "Search")
       .def("__init__", [](Search* self, const Linear& head, int threads) {
@@ -216,13 +217,13 @@ void bind_products(nb::module_& m) {
         self.best(at<float>(x), stride, rows, out.first.data(), out.second.data(), threads, chosen);
         return out;
       });
-  m.def("pack_int8", [](const Linear& l, int64_t rows, int type, int threads) {
+  m.def("pack_rounded", [](const Linear& l, int64_t rows, int type, int threads) {
     nb::gil_scoped_release release;
-    pack_int8(l, at<void>(rows), type, threads, chosen);
+    pack_rounded(l, at<void>(rows), type, threads, chosen);
   });
   m.def("pin", &Team::pin);
   m.def("unpack_row", [](const Linear& l, int64_t row, int64_t to) {
-    kernels(chosen).unpack_row(l, row, const_cast<float*>(at<float>(to)));
+    kernels(chosen).unpack_row(l, row, at<float>(to));
   });
   m.def("argmax", [](int64_t x, int64_t stride, int64_t rows, int64_t n, int threads) {
     std::pair<std::vector<int64_t>, std::vector<float>> out{std::vector<int64_t>(rows), std::vector<float>(rows)};
@@ -235,8 +236,8 @@ void bind_products(nb::module_& m) {
 void quantise_call(const std::vector<int64_t>& a) {
   QuantiseCall c{};
   c.from = at<void>(a[0]);
-  c.to = const_cast<int8_t*>(at<int8_t>(a[1]));
-  c.scale = const_cast<float*>(at<float>(a[2]));
+  c.to = at<int8_t>(a[1]);
+  c.scale = at<float>(a[2]);
   c.rows = a[3];
   c.heads = a[4];
   c.n = a[5];

@@ -2,24 +2,11 @@
 #include "products.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
 #include "team.h"
 
 namespace sash {
-
-Buffer::~Buffer() { std::free(data_); }
-
-void Buffer::reserve(int64_t bytes) {
-  if (bytes <= bytes_) return;
-  std::free(data_);
-  data_ = nullptr, bytes_ = 0;
-  data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-  if (!data_) throw std::bad_alloc();
-  bytes_ = bytes;
-}
 
 const Kernels& kernels(Isa isa) {
   switch (isa) {
@@ -55,13 +42,13 @@ void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, flo
     });
     const int64_t step = panels_of_piece(l, threads);
     team.each((l.panels() + step - 1) / step, [&](int64_t i) {
-      k.product(l, acts.as<uint8_t>(), scales.as<float>(), rows, i * step, std::min((i + 1) * step, l.panels()), out,
-                stride);
+      k.product(l, {acts.as<uint8_t>(), scales.as<float>(), rows},
+                {out, stride, i * step, std::min((i + 1) * step, l.panels())});
     });
   });
 }
 
-void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa) {
+void pack_rounded(const Linear& l, const void* rows, int type, int threads, Isa isa) {
   const Kernels& k = kernels(isa);
   const int64_t item = type == 0 ? 4 : 2;
   Team::lead(threads, [&](Team& team) {
@@ -75,7 +62,8 @@ void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa
   });
 }
 
-void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads, Isa isa) {
+void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads,
+            Isa isa) {
   const Kernels& k = kernels(isa);
   Team::lead(static_cast<int>(std::min<int64_t>(threads, rows)), [&](Team& team) {
     team.each(rows, [&](int64_t r) { index[r] = k.argmax(x + r * stride, n, value + r); });

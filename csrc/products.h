@@ -3,27 +3,10 @@
 
 #include <cstdint>
 
+#include "buffer.h"
 #include "kernels.h"
 
 namespace sash {
-
-// Memory that grows and is never initialised.
-class Buffer {
- public:
-  Buffer() = default;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer();
-  void reserve(int64_t bytes);
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-  int64_t bytes_ = 0;
-};
 
 // n floats of this thread's own, until it asks again.
 float* scratch(int64_t n);
@@ -36,9 +19,10 @@ void linear(const Linear& l, const float* x, int64_t x_stride, int64_t rows, flo
             Isa isa);
 
 // int8 or int4 weights of rows [out][in], type 0 float32 or 1 bfloat16, to where the layer's pointers point.
-void pack_int8(const Linear& l, const void* rows, int type, int threads, Isa isa);
+void pack_rounded(const Linear& l, const void* rows, int type, int threads, Isa isa);
 
-// Finds the largest results of a head of int8 weights; keeps 6 of their 8 bits. One search at a time.
+// Finds the largest results of a head of int8 weights; keeps 6 of their 8 bits. Searches of several threads take turns:
+// the buffers are the leading one's.
 class Search {
  public:
   Search(const Linear& head, int threads, Isa isa);
@@ -47,6 +31,9 @@ class Search {
   void best(const float* x, int64_t x_stride, int64_t rows, int64_t* index, float* value, int threads, Isa isa);
 
  private:
+  void reserve(int64_t rows);
+  void prepare(const Kernels& k, const float* x, int64_t r);
+
   Linear head_;
   bool finite_ = true;
   Screening screening_;
@@ -54,6 +41,7 @@ class Search {
 };
 
 // Of each row of x [rows][stride]: index of the largest of n (the first of equals), and its value or NaN.
-void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads, Isa isa);
+void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads,
+            Isa isa);
 
 }  // namespace sash

@@ -14,7 +14,7 @@ namespace {
 // Rows from which each thread takes a block of them through all of a layer's products, instead of
 // all rows through a part of each product.
 constexpr int64_t MANY = 32;
-constexpr int64_t BLOCK = 64;  // rows of such a block: they stay in a core's cache
+constexpr int64_t BLOCK_ROWS = 64;  // rows of such a block: they stay in a core's cache
 
 }  // namespace
 
@@ -22,7 +22,8 @@ constexpr int64_t BLOCK = 64;  // rows of such a block: they stay in a core's ca
 class Run {
  public:
   Run(Model& model, const Step& step, Isa isa)
-      : m_(model), s_(step), k_(kernels(isa)), attend_(attention_piece(isa)), quantise_(quantise_row(isa)), rows_(step.rows) {
+      : m_(model), s_(step), k_(kernels(isa)), attend_(attention_piece(isa)), quantise_(quantise_row(isa)),
+        rows_(step.rows) {
     for (std::size_t i = 0; i < m_.layers.size(); i++) plan_of_.push_back(plan(i));
     origin_.resize(rows_);
     for (int64_t r = 0; r < rows_; r++) origin_[r] = r;
@@ -60,7 +61,7 @@ class Run {
       for (const Stage& stage : stages) spread(stage);
       return;
     }
-    const int64_t turns = (rows_ + BLOCK * team_->threads() - 1) / (BLOCK * team_->threads());
+    const int64_t turns = (rows_ + BLOCK_ROWS * team_->threads() - 1) / (BLOCK_ROWS * team_->threads());
     const int64_t size = (rows_ + turns * team_->threads() - 1) / (turns * team_->threads());
     const int64_t block = (size + 5) / 6 * 6;  // whole register tiles
     team_->each((rows_ + block - 1) / block, [&](int64_t piece) {
@@ -68,7 +69,7 @@ class Run {
       for (const Stage& stage : stages) {
         if (stage.product) {
           const Linear& l = m_.layers[stage.layer].*stage.product;
-          k_.product(l, act(l, a, a), scale(a), b - a, 0, l.panels(), wide(l, a, a), l.width());
+          k_.product(l, {act(l, a, a), scale(a), b - a}, {wide(l, a, a), l.width(), 0, l.panels()});
         } else {
           for (int64_t r = a; r < b; r++) (this->*stage.row)(stage.layer, a, r);
         }
@@ -88,8 +89,8 @@ class Run {
     const Linear& l = m_.layers[stage.layer].*stage.product;
     const int64_t step = panels_of_piece(l, team_->threads());
     team_->each((l.panels() + step - 1) / step, [&](int64_t i) {
-      k_.product(l, act(l, 0, 0), scale(0), rows_, i * step, std::min((i + 1) * step, l.panels()), wide(l, 0, 0),
-                 l.width());
+      k_.product(l, {act(l, 0, 0), scale(0), rows_},
+                 {wide(l, 0, 0), l.width(), i * step, std::min((i + 1) * step, l.panels())});
     });
   }
 
@@ -109,7 +110,9 @@ class Run {
   }
   int64_t item() const { return m_.type == 0 ? 4 : 2; }
   static int64_t kv_item(const Layer& l) { return l.kv_type == 0 ? 4 : l.kv_type == 1 ? 2 : 1; }
-  void prepare(const Linear& l, float* x, int64_t block, int64_t r) const { k_.prepare(l, x, act(l, block, r), scale(r)); }
+  void prepare(const Linear& l, float* x, int64_t block, int64_t r) const {
+    k_.prepare(l, x, act(l, block, r), scale(r));
+  }
 
   // ---- work on rows
 
@@ -150,7 +153,7 @@ class Run {
       if (l.head_norm) norm(x, l.head_norm + h * l.dim, l.dim, x);
       if (l.rope >= 0) {
         const float* cos = angles(origin_[r]);
-        for (int rope = 0; rope < l.rope; rope++) cos += 2 * m_.ropes[rope].half;
+        for (int before = 0; before < l.rope; before++) cos += 2 * m_.ropes[before].half;
         const int64_t half = m_.ropes[l.rope].half;
         k_.rope(x, cos, cos + half, half, l.interleaved);
       }
@@ -248,10 +251,10 @@ class Run {
     const AttentionCall c = call(i);
     AttentionPlan& plan = *plans_[plan_of_[i]];
     team_->each(plan.pieces(), [&](int64_t piece) { attend_(c, plan, piece); });
-    if (v.late)
-      team_->each((v.late + BLOCK - 1) / BLOCK, [&](int64_t b) {
-        for (int64_t e = b * BLOCK; e < std::min((b + 1) * BLOCK, v.late); e++) store(i, v.late_rows[e], v.late_slots[e]);
-      });
+    team_->each((v.late + BLOCK_ROWS - 1) / BLOCK_ROWS, [&](int64_t b) {
+      const int64_t end = std::min((b + 1) * BLOCK_ROWS, v.late);
+      for (int64_t e = b * BLOCK_ROWS; e < end; e++) store(i, v.late_rows[e], v.late_slots[e]);
+    });
     if (narrows(i)) narrow(i);
   }
 
@@ -331,9 +334,10 @@ void Model::reserve(int64_t rows) {
 }
 
 void Model::forward(const Step& step, Isa isa) {
-  reserve(step.rows);
-  Run run(*this, step, isa);
-  Team::lead(step.threads, [&](Team& team) { run.all(team); });
+  Team::lead(step.threads, [&](Team& team) {
+    reserve(step.rows);
+    Run(*this, step, isa).all(team);
+  });
 }
 
 }  // namespace sash

@@ -63,7 +63,7 @@ struct Step {
   std::vector<int64_t> kept;
 };
 
-// All layers. One step at a time.
+// All layers. Steps of several threads take turns: the buffers are the leading one's.
 class Model {
  public:
   int64_t hidden = 0;

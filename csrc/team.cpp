@@ -1,9 +1,13 @@
 #include "team.h"
 
+#include <new>
 #include <thread>
 
-#if defined(__linux__)
+#if defined(__unix__) || defined(__APPLE__)
+#define SASH_FORKS 1
 #include <pthread.h>
+#endif
+#if defined(__linux__)
 #include <sched.h>
 #endif
 
@@ -53,8 +57,25 @@ void move_to(const std::vector<int>& processors, int number) {
 
 // Never destroyed: helpers outlive everything but the process.
 Team& Team::the() {
-  static Team& team = *new Team;
+  static Team& team = *[] {
+    Team* made = new Team;
+#if defined(SASH_FORKS)
+    pthread_atfork([] { the().turn_.lock(), the().bed_.lock(); }, [] { the().bed_.unlock(), the().turn_.unlock(); },
+                   [] { the().orphan(); });
+#endif
+    return made;
+  }();
   return team;
+}
+
+// In a child, where of all the parent's threads only the one that forked goes on; it holds both locks.
+void Team::orphan() {
+  helpers_ = 0;
+  asleep_.store(0, std::memory_order_relaxed);
+  // Made anew where it is: the old one waits for its sleepers, who aren't here, to wake.
+  new (&bell_) std::condition_variable;
+  bed_.unlock();
+  turn_.unlock();
 }
 
 void Team::open(int threads) {

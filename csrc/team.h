@@ -5,6 +5,9 @@
 // has put aside holds up nothing but the piece it holds, and with no helper at all the leader does everything.
 // Helpers watch for work for about a millisecond, so that they are awake from one step of a decoder to the
 // next, then sleep.
+//
+// A process that forks waits for the call that another thread leads, so that the child finds nothing halfway done. The
+// child has no helpers; its first call starts its own, on the processors that its parent's were pinned to.
 #pragma once
 
 #include <atomic>
@@ -48,6 +51,7 @@ class Team {
   using Call = void (*)(void*, int64_t);
 
   static Team& the();
+  void orphan();
   void open(int threads);
   void run(int64_t pieces, Call call, void* context);
   void help(int number);

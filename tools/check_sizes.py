@@ -1,4 +1,5 @@
-"""Hold the size budgets: file 400 lines, function 60 lines, signature 8 parameters; print each part's total.
+"""Hold the size budgets of Python and C++: file 400 lines, function 60 lines, signature 8 parameters; print each part's
+total.
 
 Constructors of public classes and commands of the command line may take more parameters: users call them by name.
 """
@@ -6,12 +7,14 @@ Constructors of public classes and commands of the command line may take more pa
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 MAX_FILE_LINES = 400
+MAX_COLUMNS = 120  # of C++; ruff counts Python's
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 ROOTS = ("src", "tests", "tools")
@@ -33,10 +36,9 @@ def main(root: Path) -> int:
         totals[part(name)] += len(text.splitlines())
         problems += check_file(name, text, EXCEPTIONS)
     for path in sorted((root / "csrc").glob("*")):
-        name, lines = path.relative_to(root).as_posix(), len(path.read_text(encoding="utf-8").splitlines())
-        totals["csrc"] += lines
-        if lines > MAX_FILE_LINES:
-            problems.append(f"{name}:1: has {lines} lines, at most {MAX_FILE_LINES}")
+        name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+        totals["csrc"] += len(text.splitlines())
+        problems += check_cpp_file(name, text)
     problems += [f"{name}: in EXCEPTIONS but not in the tree" for name in EXCEPTIONS if not (root / name).is_file()]
     for name, lines in sorted(totals.items()):
         print(f"{lines:7d}  {name}")
@@ -53,7 +55,7 @@ def part(name: str) -> str:
 
 
 def check_file(name: str, text: str, exceptions: dict[str, str]) -> list[str]:
-    """Problems of one file, as lines for people."""
+    """Problems of one Python file, as lines for people."""
     problems = []
     tree = ast.parse(text, filename=name)
     lines = len(text.splitlines())
@@ -66,15 +68,18 @@ def check_file(name: str, text: str, exceptions: dict[str, str]) -> list[str]:
         problems.append(f"{name}:1: {lines} lines, at most {MAX_FILE_LINES}")
     for function, owner in functions(tree):
         length = (function.end_lineno or function.lineno) - function.lineno + 1
-        if length > MAX_FUNCTION_LINES:
-            problems.append(
-                f"{name}:{function.lineno}: {function.name} has {length} lines, at most {MAX_FUNCTION_LINES}"
-            )
-        count = parameters(function, owner)
-        if count > MAX_PARAMETERS and not may_take_many(function, owner):
-            problems.append(
-                f"{name}:{function.lineno}: {function.name} has {count} parameters, at most {MAX_PARAMETERS}"
-            )
+        count = 0 if may_take_many(function, owner) else parameters(function, owner)
+        problems += check_function(f"{name}:{function.lineno}: {function.name}", length, count)
+    return problems
+
+
+def check_function(what: str, lines: int, parameters: int) -> list[str]:
+    """Problems of one function, in either language."""
+    problems = []
+    if lines > MAX_FUNCTION_LINES:
+        problems.append(f"{what} has {lines} lines, at most {MAX_FUNCTION_LINES}")
+    if parameters > MAX_PARAMETERS:
+        problems.append(f"{what} has {parameters} parameters, at most {MAX_PARAMETERS}")
     return problems
 
 
@@ -104,6 +109,81 @@ def may_take_many(function: Function, owner: ast.ClassDef | None) -> bool:
         return not owner.name.startswith("_")
     names = [ast.unparse(item.func if isinstance(item, ast.Call) else item) for item in function.decorator_list]
     return any(name.split(".")[-1] in ("command", "with_options") for name in names)
+
+
+# What hides braces and commas that don't count: comments, literals, and the preprocessor's lines.
+_HIDDEN = re.compile(
+    r"""
+      //[^\n]* | /\*.*?\*/
+    | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*'
+    | ^[ \t]*\#(?:[^\n]*\\\n)*[^\n]*
+    """,
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
+_ATTRIBUTE = re.compile(r"__attribute__\s*\(\(.*?\)\)+", re.DOTALL)
+_ANGLES = re.compile(r"<[^<>]*>")
+_TYPE = re.compile(r"\s*(?:template\s*)?(?:class|struct|union|enum|namespace)\b")
+
+
+def check_cpp_file(name: str, text: str) -> list[str]:
+    """Problems of one file of C++, as lines for people."""
+    problems, lines = [], text.splitlines()
+    if len(lines) > MAX_FILE_LINES:
+        problems.append(f"{name}:1: {len(lines)} lines, at most {MAX_FILE_LINES}")
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_COLUMNS:
+            problems.append(f"{name}:{number}: {len(line)} columns, at most {MAX_COLUMNS}")
+    code = _HIDDEN.sub(lambda hidden: re.sub(r"[^\n]", " ", hidden[0]), text)
+    if code.count("{") != code.count("}"):
+        return [*problems, f"{name}:1: braces don't match, so that functions can't be measured"]
+    for head, start, end in cpp_functions(code):
+        function, count = cpp_signature(head)
+        first, last = (code.count("\n", 0, at) + 1 for at in (start, end))
+        problems += check_function(f"{name}:{first}: {function}", last - first + 1, count)
+    return problems
+
+
+def cpp_functions(code: str) -> Iterator[tuple[str, int, int]]:
+    """Of each function with a body: its text up to the body, where that begins, and where the body ends.
+
+    No parser: braces behind parentheses are a function's body; all others (namespaces, types, initial values) are
+    looked into. Bodies aren't: a lambda in one counts as lines of its function.
+    """
+    start = 0
+    for mark in re.finditer(r"[{};]|\b(?:public|private|protected):", code):
+        if mark.start() < start:
+            continue
+        text, end = code[start : mark.start()], mark.end()
+        head = _ATTRIBUTE.sub("", text)
+        while _ANGLES.search(head):
+            head = _ANGLES.sub("", head)
+        if mark[0] == "{" and "(" in head and not _TYPE.match(head):
+            end = closing(code, mark.start())
+            yield head, mark.start() - len(text.lstrip()), end
+        start = end
+
+
+def cpp_signature(head: str) -> tuple[str, int]:
+    """Name and number of parameters of a function, from its text up to its body, without what stands in angles."""
+    before, _, rest = head.partition("(")
+    depth, commas, inside = 1, 0, ""
+    for letter in rest:
+        depth += (letter in "([") - (letter in ")]")
+        if not depth:
+            break
+        commas += letter == "," and depth == 1
+        inside += letter
+    return before.split()[-1].strip("*&"), commas + bool(inside.strip())
+
+
+def closing(code: str, at: int) -> int:
+    """The end of what the brace at ``at`` opens."""
+    depth = 0
+    for brace in re.compile(r"[{}]").finditer(code, at):
+        depth += 1 if brace[0] == "{" else -1
+        if not depth:
+            return brace.end()
+    return len(code)
 
 
 if __name__ == "__main__":

@@ -80,10 +80,10 @@ _.engine_age_s
 _.connection_made
 _.data_received
 _.connection_lost
-exc
-_close_all
-handlers
-capture_signals
+_.exc
+_._close_all
+_.handlers
+_.capture_signals
 _.api_key
 _.served_model_name
 _.cors_origin

@@ -27,7 +27,7 @@ def pack(weight: torch.Tensor, quantization: str) -> Weight:
     weight = weight.contiguous()
     out = packed.empty(weight.shape[0], weight.shape[1], kind)
     described = describe(out)
-    _native.pack_int8(described.native, weight.data_ptr(), TYPES[weight.dtype], torch.get_num_threads())
+    _native.pack_rounded(described.native, weight.data_ptr(), TYPES[weight.dtype], torch.get_num_threads())
     return out
 
 
