@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import httpx
 import pytest
@@ -273,3 +274,9 @@ def test_bytes_and_statuses_are_counted() -> None:
 def test_a_template_that_can_not_be_read_stops_the_start(tmp_path: object) -> None:
     with pytest.raises(ConfigError, match="chat_template"):
         create_app(fake_engine(), ServerSettings("tiny", chat_template=tmp_path / "none.jinja"))
+
+
+def test_the_api_s_description_needs_no_internet() -> None:
+    sources = re.findall(r'(?:src|href)="([^"]+)"', get("/docs").text)
+    assert sources and all(source.startswith("/") for source in sources), sources
+    assert all(get(source).status_code == 200 for source in sources)

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
@@ -46,7 +47,8 @@ def create_app(
         ConfigError: the settings name a chat template that can't be read.
     """
     state = ServerState(engine, settings, _read_template(settings), default_sampling or {})
-    app = FastAPI(
+    app = FastAPIOffline(
+        redoc_url=None,
         title="sash",
         version=__version__,
         middleware=[Middleware(layer, **arguments) for layer, arguments in layers(state)],
