@@ -1,0 +1,1 @@
+"""Asynchronous jobs: many requests at once, kept on disk, run while interactive requests leave room."""
