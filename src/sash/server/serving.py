@@ -82,6 +82,12 @@ async def answer(request: Request, state: ServerState, work: Work) -> Response:
     return Response(work.reply.whole(wholes), headers=headers, media_type="application/json")
 
 
+async def whole_answer(state: ServerState, work: Work) -> bytes:
+    """The answer for somebody who is no HTTP request: all of it, as JSON. Raises as ``answer`` does."""
+    async with generation(state.engine, work.prompts, work.params) as run:
+        return work.reply.whole(await run.finished())
+
+
 async def _events(request: Request, state: ServerState, work: Work) -> AsyncGenerator[bytes, None]:
     reply = work.reply.stream()
     async with generation(state.engine, work.prompts, work.params) as run:

@@ -15,6 +15,7 @@ from sash.server.routing import answer_responses, new_router
 from sash.server.sampling import sampling_params
 from sash.server.serving import Work, answer
 from sash.server.state import ServerState, state_of
+from sash.spec.sampling import SamplingParams
 
 router = new_router("generation")
 
@@ -22,11 +23,15 @@ router = new_router("generation")
 @router.post("/v1/chat/completions", response_class=Response, responses=answer_responses(ChatCompletion))
 async def chat(body: ChatRequest, request: Request, state: Annotated[ServerState, Depends(state_of)]) -> Response:
     """Answer a conversation."""
-    model = state.check_model(body.model)
-    ignored = body.ignored(REFUSED)
+    return await answer(request, state, await prepare(body, state))
+
+
+def params_of(body: ChatRequest, state: ServerState) -> SamplingParams:
+    """What a body wants of the sampler. Raises ApiError or RequestError where anything but its messages is wrong."""
+    state.check_model(body.model)
+    body.ignored(REFUSED)
     _check(body)
-    state.check_serving()
-    params = sampling_params(
+    return sampling_params(
         body,
         state.default_sampling,
         state.engine.tokenizer,
@@ -34,11 +39,17 @@ async def chat(body: ChatRequest, request: Request, state: Annotated[ServerState
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
+
+
+async def prepare(body: ChatRequest, state: ServerState) -> Work:
+    """What is to be done for a body. Raises ApiError or RequestError."""
+    params = params_of(body, state)
+    state.check_serving()
     ids = await encode_messages(state, body.messages, body)
     keep, max_tokens = body.truncate_prompt_tokens, params.max_tokens
     prompts = [fit(state, ids, keep=keep, max_tokens=max_tokens, param="messages")]
-    reply = ChatReply(body, Head.new("chatcmpl", model), state.engine.tokenizer)
-    return await answer(request, state, Work(prompts, params, reply, bool(body.stream), ignored))
+    reply = ChatReply(body, Head.new("chatcmpl", state.check_model(body.model)), state.engine.tokenizer)
+    return Work(prompts, params, reply, bool(body.stream), body.ignored(REFUSED))
 
 
 def _check(body: ChatRequest) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
 
@@ -25,14 +25,27 @@ async def completions(
     body: CompletionRequest, request: Request, state: Annotated[ServerState, Depends(state_of)]
 ) -> Response:
     """Go on with texts."""
-    model = state.check_model(body.model)
-    ignored = body.ignored(REFUSED)
+    return await answer(request, state, await prepare(body, state))
+
+
+def params_of(body: CompletionRequest, state: ServerState) -> SamplingParams:
+    """What a body wants of the sampler. Raises ApiError or RequestError where anything but its prompts is wrong."""
+    state.check_model(body.model)
+    body.ignored(REFUSED)
     _check(body)
+    if (count := len(listed(body))) > state.settings.max_prompts:
+        told = f"prompt: at most {state.settings.max_prompts} in one request, got {count}"
+        raise ApiError(400, told, param="prompt")
+    return _params(body, state)
+
+
+async def prepare(body: CompletionRequest, state: ServerState) -> Work:
+    """What is to be done for a body. Raises ApiError or RequestError."""
+    params = params_of(body, state)
     state.check_serving()
-    params = _params(body, state)
     prompts = await _prompts(body, state, params)
-    reply = CompletionReply(body, Head.new("cmpl", model), prompts, state.engine.tokenizer)
-    return await answer(request, state, Work(prompts, params, reply, bool(body.stream), ignored))
+    reply = CompletionReply(body, Head.new("cmpl", state.check_model(body.model)), prompts, state.engine.tokenizer)
+    return Work(prompts, params, reply, bool(body.stream), body.ignored(REFUSED))
 
 
 def _check(body: CompletionRequest) -> None:
@@ -61,14 +74,16 @@ def _params(body: CompletionRequest, state: ServerState) -> SamplingParams:
     )
 
 
+def listed(body: CompletionRequest) -> list[str] | list[list[int]]:
+    """The prompts as a list, where there is one, too."""
+    given: Any = body.prompt
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+
+
 async def _prompts(body: CompletionRequest, state: ServerState, params: SamplingParams) -> list[list[int]]:
-    given = body.prompt
-    listed = [given] if isinstance(given, str) or isinstance(given[0], int) else given
-    if len(listed) > state.settings.max_prompts:
-        told = f"prompt: at most {state.settings.max_prompts} in one request, got {len(listed)}"
-        raise ApiError(400, told, param="prompt")
-    if isinstance(listed[0], str):
+    prompts: Any = listed(body)
+    if isinstance(prompts[0], str):
         add_bos = body.add_special_tokens is not False
-        listed = await encode_texts(state, listed, add_bos=add_bos, param="prompt")
+        prompts = await encode_texts(state, prompts, add_bos=add_bos, param="prompt")
     keep, max_tokens = body.truncate_prompt_tokens, params.max_tokens
-    return [fit(state, ids, keep=keep, max_tokens=max_tokens, param="prompt") for ids in listed]
+    return [fit(state, ids, keep=keep, max_tokens=max_tokens, param="prompt") for ids in prompts]
