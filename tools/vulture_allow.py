@@ -87,3 +87,26 @@ _.capture_signals
 _.api_key
 _.served_model_name
 _.cors_origin
+
+# Fields of jobs and of /v1/responses, which clients read or bring.
+_.first_id
+_.last_id
+_.has_more
+_.description
+_.schema_
+_.strict
+_.verbosity
+_.annotations
+_.cache_write_tokens
+_.reasoning_tokens
+_.input_tokens
+_.input_tokens_details
+_.output_tokens
+_.output_tokens_details
+_.completed_at
+_.incomplete_details
+_.reasoning
+_.tools
+
+# hypothesis calls it.
+_.teardown

@@ -81,3 +81,13 @@ def test_a_path_gives_the_model_its_name(tmp_path: Path) -> None:
 def test_keys_are_not_shown(tmp_path: Path) -> None:
     settings = configured(tmp_path, model="m", api_key=("secret",)).settings
     assert "secret" not in str(without_secrets(settings)) and len(without_secrets(settings).api_keys) == 1
+
+
+def test_jobs_are_kept_in_the_users_folder_unless_said_otherwise(tmp_path: Path) -> None:
+    assert configured(tmp_path, model="m").settings.jobs_dir == Path.home() / ".local/state/sash/jobs"
+    assert serve_config({"model": "m"}, {"XDG_STATE_HOME": "/state"}, None).settings.jobs_dir == Path(
+        "/state/sash/jobs"
+    )
+    assert configured(tmp_path, model="m", jobs_dir=Path("none")).settings.jobs_dir is None
+    with pytest.raises(ConfigError, match="jobs_concurrency must be above 0"):
+        configured(tmp_path, "jobs_concurrency: 0", model="m")

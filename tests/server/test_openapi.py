@@ -27,8 +27,9 @@ def test_every_route_describes_its_success_and_its_errors(path: str, method: str
         assert responses[status]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorBody")
     if path not in ("/health", "/ready"):
         assert responses["200"]["content"]
-    if method == "post":
-        assert "$ref" in described["requestBody"]["content"]["application/json"]["schema"]
+    if method == "post" and not path.endswith("/cancel"):
+        schema = described["requestBody"]["content"]["application/json"]["schema"]
+        assert schema.keys() & {"$ref", "properties"}
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -40,7 +40,7 @@ class Served:
 
     def __init__(self, folder: Path, *flags: str, **env: str) -> None:
         command = [sys.executable, "-m", "sash", "serve", str(folder), "--port", "0", *FLAGS, *flags]
-        environ = os.environ | {"OMP_NUM_THREADS": "1"} | env
+        environ = os.environ | {"OMP_NUM_THREADS": "1", "SASH_SERVE_JOBS_DIR": "none"} | env
         self.process = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
         self.lines: list[dict[str, Any]] = []
         self.raw = ""
@@ -178,6 +178,35 @@ def test_a_core_that_dies_is_started_again_and_nobody_hangs(serve: Serve) -> Non
     assert served.lines[-1]["exit_code"] == 1
 
 
+def results(url: str, job: str) -> dict[int, str]:
+    """Lines of a job's results by index."""
+    lines = httpx.get(f"{url}/v1/jobs/{job}/results", params={"order": "finished"}).text.splitlines()
+    out = {json.loads(line)["index"]: line for line in lines}
+    assert len(out) == len(lines)
+    return out
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+def test_a_job_goes_on_after_the_server_has_ended(serve: Serve, tmp_path: Path, end: signal.Signals) -> None:
+    flags = ("--jobs-dir", str(tmp_path / "jobs"))
+    served = serve(*flags)
+    body = {"prompts": [[5, 6, 7]] * 30, "max_tokens": 120, "ignore_eos": True, "temperature": 0}
+    job = httpx.post(f"{served.url}/v1/jobs", json=body).json()["id"]
+    while not (known := results(served.url, job)):
+        pass
+    served.process.send_signal(end)
+    assert served.end() == (0 if end == signal.SIGTERM else -end)
+    assert len(known) < 30
+    again = serve(*flags)
+    while (status := httpx.get(f"{again.url}/v1/jobs/{job}").json())["status"] != "completed":
+        assert status["status"] == "running"
+    lines = results(again.url, job)
+    assert sorted(lines) == list(range(30)) and known.items() <= lines.items()
+    answers = [json.loads(line)["response"] for line in lines.values()]
+    assert {answer["status_code"] for answer in answers} == {200}
+    assert len({answer["body"]["choices"][0]["text"] for answer in answers}) == 1
+
+
 def test_keys_and_certificates(serve: Serve, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
@@ -206,6 +235,7 @@ def test_keys_and_certificates(serve: Serve, tmp_path: Path) -> None:
         (["--port", "70000"], "port must be 0 to 65535"),
         (["--host", "no.such.host.invalid"], "is no address of this machine"),
         (["--tls-cert", "/nowhere"], "tls_cert and tls_key go together"),
+        (["--jobs-dir", "/dev/null/jobs"], "jobs_dir: .* can't be written .*--jobs-dir"),
     ],
 )
 def test_what_can_not_work_ends_with_2_and_a_reason(serve: Serve, flags: list[str], message: str) -> None:

@@ -38,7 +38,12 @@ class ServeOptions:
     max_prompts: Annotated[int | None, _server("Prompts in one request at most. Default: 1024.")] = None
     max_waiting: Annotated[int | None, _server("Answers that may wait; more get 429. Default: 256.")] = None
     drain_s: Annotated[float | None, _server("Seconds to finish in after SIGTERM. Default: 60.")] = None
-    jobs_dir: Annotated[Path | None, _server("Folder of the jobs store.")] = None
+    jobs_dir: Annotated[
+        Path | None, _server("Folder of the jobs store, or none. Default: sash/jobs in $XDG_STATE_HOME.")
+    ] = None
+    jobs_concurrency: Annotated[
+        int | None, _server("Answers of jobs that may run at a time. Default: 3/4 of --max-num-seqs.")
+    ] = None
     max_restarts: Annotated[int | None, _server("Times that a failed engine is started again. Default: 3.")] = None
     log_format: Annotated[str | None, _server("json, or text for people. Default: json.")] = None
     log_prompts: Annotated[bool, _server("Write prompts into the log.", "--log-prompts")] = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -15,8 +16,9 @@ from sash import __version__
 from sash.server.engine import ServingEngine
 from sash.server.errors import ApiError, as_api_error, as_field_error, error_response
 from sash.server.exposition import Exposition
+from sash.server.jobs.service import running_jobs
 from sash.server.middleware import layers, needs_no_key
-from sash.server.routes import chat, completions, health, metrics, models, page, stats, tokenize
+from sash.server.routes import chat, completions, health, jobs, metrics, models, page, responses, stats, tokenize
 from sash.server.settings import ServerSettings
 from sash.server.state import ServerState
 from sash.spec.errors import ConfigError, SashError
@@ -26,6 +28,8 @@ ROUTERS = (
     models.router,
     completions.router,
     chat.router,
+    responses.router,
+    jobs.router,
     tokenize.router,
     stats.router,
     metrics.router,
@@ -36,7 +40,7 @@ ROUTERS = (
 def create_app(
     engine: ServingEngine, settings: ServerSettings, default_sampling: Mapping[str, float] | None = None
 ) -> FastAPI:
-    """The server as an ASGI app.
+    """The server as an ASGI app. Its lifespan is ``background``.
 
     Args:
         engine: answers; may still be loading.
@@ -47,8 +51,15 @@ def create_app(
         ConfigError: the settings name a chat template that can't be read.
     """
     state = ServerState(engine, settings, _read_template(settings), default_sampling or {})
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with background(state):
+            yield
+
     app = FastAPIOffline(
         redoc_url=None,
+        lifespan=lifespan,
         title="sash",
         version=__version__,
         middleware=[Middleware(layer, **arguments) for layer, arguments in layers(state)],
@@ -65,6 +76,18 @@ def create_app(
     if settings.api_keys:
         _describe_keys(app)
     return app
+
+
+@asynccontextmanager
+async def background(state: ServerState) -> AsyncIterator[None]:
+    """What goes on beside requests: jobs, and answers in the background.
+
+    Raises:
+        ConfigError: the jobs store is another server's, or broken.
+    """
+    async with running_jobs(state):
+        yield
+    await state.responses.close()
 
 
 def _describe_keys(app: FastAPI) -> None:

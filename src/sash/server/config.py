@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from sash.server.jobs.database import default_jobs_dir
 from sash.server.settings import ServerSettings
 from sash.spec.config import EngineConfig
 from sash.spec.errors import ConfigError
@@ -58,6 +59,7 @@ def serve_config(flags: Mapping[str, Any], environ: Mapping[str, str], file: Pat
     if not model:
         raise ConfigError(f"no model: name one, as in sash serve gemma3-270m, by model: in the file or {PREFIX}MODEL")
     given.setdefault("request_timeout_s", DEFAULT_TIMEOUT_S)
+    given["jobs_dir"] = _jobs_dir(given.get("jobs_dir"), environ)
     names = tuple(given.pop("served_model_name", ()))
     own = {f.name for f in fields(ServerSettings)}
     settings = ServerSettings(
@@ -69,6 +71,13 @@ def serve_config(flags: Mapping[str, Any], environ: Mapping[str, str], file: Pat
     _check(settings)
     engine = {n: v for n, v in given.items() if n in EngineConfig.__dataclass_fields__}
     return ServeConfig(model, settings, engine)
+
+
+def _jobs_dir(given: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """The word none is for no jobs."""
+    if given is None:
+        return default_jobs_dir(environ)
+    return None if given == Path("none") else given
 
 
 def _name_of(model: str) -> str:
@@ -171,8 +180,9 @@ def _check(settings: ServerSettings) -> None:
     """
     if not 0 <= settings.port <= 65535:
         raise ConfigError(f"port must be 0 to 65535, got {settings.port}; 8000 is usual, 0 takes a free one")
-    for name in ("max_body_bytes", "max_prompts", "request_timeout_s"):
-        if not getattr(settings, name) > 0:
+    positive = ("max_body_bytes", "max_prompts", "request_timeout_s", "jobs_concurrency", "jobs_max_requests")
+    for name in (*positive, "jobs_max_stored", "jobs_max_bytes", "jobs_retention_s"):
+        if getattr(settings, name) is not None and not getattr(settings, name) > 0:
             raise ConfigError(f"{name} must be above 0, got {getattr(settings, name)}")
     for name in ("max_waiting", "drain_s", "max_restarts"):
         if not getattr(settings, name) >= 0:

@@ -29,6 +29,8 @@ OPEN_FOLDER = "/page/"
 # Balancers and scrapers ask for these every few seconds.
 _ROUTINE = frozenset({"/health", "/ready", "/metrics"})
 _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)
+# Requests of a job, one a line.
+JSON_LINES = re.compile(r"application/(jsonl|jsonlines|x-jsonlines|x-ndjson|ndjson)\s*(;|$)", re.IGNORECASE)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 _ID = "sash.request_id"
 _NOTES = "sash.notes"
@@ -233,7 +235,8 @@ class Bodies:
 
 def _check_headers(scope: Scope) -> None:
     kind, coding = header_of(scope, b"content-type"), header_of(scope, b"content-encoding")
-    if not _JSON.match(kind):
+    lines = get_route_path(scope) == "/v1/jobs" and JSON_LINES.match(kind)
+    if not _JSON.match(kind) and not lines:
         raise ApiError(415, f"the body must be JSON with the header Content-Type: application/json, got {kind[:100]!r}")
     if coding.lower() not in ("", "identity"):
         raise ApiError(415, f"the body must come as it is, not with Content-Encoding {coding[:100]!r}")
@@ -253,7 +256,7 @@ def layers(state: ServerState) -> list[tuple[Any, dict[str, Any]]]:
         cors = {
             "allow_origins": list(state.settings.cors_origins),
             "allow_methods": ["GET", "POST", "DELETE"],
-            "allow_headers": ["Authorization", "Content-Type", "X-Request-Id"],
+            "allow_headers": ["Authorization", "Content-Type", "Idempotency-Key", "X-Request-Id"],
             "expose_headers": ["X-Request-Id", "X-Sash-Ignored", "Retry-After"],
         }
         out.append((CORSMiddleware, cors))

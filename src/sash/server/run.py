@@ -9,11 +9,12 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 
 from sash.engine.async_engine import AsyncEngine, Progress
-from sash.server.app import create_app
+from sash.server.app import background, create_app
 from sash.server.config import ServeConfig
 from sash.server.sampling import generation_defaults
 from sash.server.settings import ServerSettings
@@ -53,6 +54,8 @@ def serve(config: ServeConfig, on_progress: Progress | None = None) -> int:
         app,
         log_config=None,
         access_log=False,
+        # The service enters it by itself: what it raises is to be seen, before anything is loaded.
+        lifespan="off",
         server_header=False,
         timeout_graceful_shutdown=_FLUSH_S,
         ssl_certfile=config.settings.tls_cert,
@@ -120,23 +123,38 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        web = asyncio.create_task(self._server.serve([self._socket]))
-        watch = asyncio.create_task(self._keep_engine())
-        stop = asyncio.create_task(self._stop.wait())
         try:
+            return await self._live()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def _live(self) -> int:
+        async with contextlib.AsyncExitStack() as ends:
+            # The last to start is the first to end: jobs are put away before the engine ends under them, and clients
+            # hear of its end before the web server leaves.
+            web: asyncio.Task[None] | None = None
+            tasks: list[asyncio.Task[Any]] = []
+
+            async def end() -> None:
+                for task in tasks:
+                    task.cancel()
+                await self._engine.close()
+                self._server.should_exit = True
+                if web is not None:
+                    await web
+
+            ends.push_async_callback(end)
+            await ends.enter_async_context(background(self._state))
+            web = asyncio.create_task(self._server.serve([self._socket]))
+            watch = asyncio.create_task(self._keep_engine())
+            stop = asyncio.create_task(self._stop.wait())
+            tasks += [watch, stop]
             await asyncio.wait({web, watch, stop}, return_when=asyncio.FIRST_COMPLETED)
             self._state.draining = True
             if stop.done() and not watch.done():
                 await self._drain()
             failed = watch.result() if watch.done() else 0
-        finally:
-            watch.cancel()
-            stop.cancel()
-            await self._engine.close()
-            self._server.should_exit = True
-            await web
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
         logger().info("stopped", exit_code=failed)
         return failed
 

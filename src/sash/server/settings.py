@@ -29,7 +29,13 @@ class ServerSettings:
         chat_template: jinja file that replaces the model's own template.
         trust_request_chat_template: requests may bring a template.
         log_prompts: write prompts into the log.
-        jobs_dir: folder of the jobs store.
+        jobs_dir: folder of the jobs store (``sash.server.jobs.database.default_jobs_dir``); None: there are no jobs.
+        jobs_concurrency: answers of jobs that may run at a time, as long as no more run altogether; None: three
+            quarters of the engine's seats, so that a client who comes now finds one.
+        jobs_max_requests: requests in one job at most.
+        jobs_max_stored: jobs in the store at most, ended ones included.
+        jobs_max_bytes: size of the store at most.
+        jobs_retention_s: seconds after which a job that has ended is forgotten.
         log_format: json, or text for people.
         max_restarts: times that a failed engine is started again within ten minutes before the server exits.
     """
@@ -53,6 +59,11 @@ class ServerSettings:
     trust_request_chat_template: bool = False
     log_prompts: bool = False
     jobs_dir: Path | None = None
+    jobs_concurrency: int | None = None
+    jobs_max_requests: int = 50_000
+    jobs_max_stored: int = 1000
+    jobs_max_bytes: int = 8 << 30
+    jobs_retention_s: float = 7 * 86400.0
     log_format: str = "json"
     max_restarts: int = 3
 

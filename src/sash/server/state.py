@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 
@@ -13,7 +14,11 @@ from sash.server.errors import ApiError
 from sash.server.metered import MeteredEngine
 from sash.server.metrics import Metrics
 from sash.server.reports import Reports, Use
+from sash.server.responses import ResponseStore
 from sash.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from sash.server.jobs.service import Jobs
 
 
 @dataclass(slots=True)
@@ -29,7 +34,7 @@ class Traffic:
 class ServerState:
     """The engine, the settings, and whether new requests are taken. ``chat_template`` is the text of the settings'
     file, None where the model's own is used; ``default_sampling`` is for requests that give no values. ``engine``
-    becomes one whose requests are counted in ``metrics``."""
+    becomes one whose requests are counted in ``metrics``. ``jobs`` is None while no store is open."""
 
     engine: ServingEngine
     settings: ServerSettings
@@ -41,6 +46,8 @@ class ServerState:
     metrics: Metrics = field(default_factory=Metrics)
     reports: Reports = field(init=False)
     use: Use = field(init=False)
+    jobs: Jobs | None = None
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     def __post_init__(self) -> None:
         self.engine = MeteredEngine(self.engine, self.metrics)
