@@ -41,7 +41,11 @@ def operations() -> list[tuple[str, str]]:
     described = create_app(fake_engine(), ServerSettings(model_name="tiny")).openapi()
     listed = [(path, method, what) for path, item in described["paths"].items() for method, what in item.items()]
     endless = {"text/event-stream"}
-    return [(path, method) for path, method, what in listed if set(what["responses"].get("200", {}).get("content", ())) != endless]
+    return [
+        (path, method)
+        for path, method, what in listed
+        if set(what["responses"].get("200", {}).get("content", ())) != endless
+    ]
 
 
 OPERATIONS = operations()

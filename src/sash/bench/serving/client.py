@@ -1,4 +1,4 @@
-"""A bare client of streaming answers: the events of each with their times. Nothing but sockets, so that many can wait."""
+"""A bare client of streaming answers: events with their times. Nothing but sockets, so that many clients can wait."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from sash.spec.errors import SashError
 
 _LINE_BYTES = 1 << 20
+_FETCH_S = 30.0
 
 
 class ClientError(SashError):
@@ -75,34 +76,36 @@ async def stream(
 
 
 async def fetch(address: Address, path: str) -> Any:
-    """The JSON at ``path``.
+    """The JSON at ``path``, None where the body is empty. The server must say the body's length.
 
     Raises:
-        ClientError: no server, no success, or no JSON.
+        ClientError: no server, no success, no JSON, or nothing for half a minute.
     """
     try:
         reader, writer = await asyncio.open_connection(address.host, address.port, limit=_LINE_BYTES)
     except OSError as error:
         raise ClientError(f"{address.url} doesn't answer ({error.strerror})") from error
     try:
-        # HTTP/1.0: the body ends with the connection, never in chunks.
-        writer.write(f"GET {path} HTTP/1.0\r\nHost: {address.host}:{address.port}\r\n\r\n".encode())
-        await _head(reader)
-        return json.loads(await reader.read() or b"null")
+        head = f"GET {path} HTTP/1.1\r\nHost: {address.host}:{address.port}\r\nConnection: close\r\n\r\n"
+        async with asyncio.timeout(_FETCH_S):
+            writer.write(head.encode())
+            length = await _head(reader)
+            return json.loads(await reader.readexactly(length) or b"null")
     except (OSError, ValueError, asyncio.IncompleteReadError) as error:
         raise ClientError(f"{address.url}{path}: no JSON ({error})") from error
     finally:
         writer.close()
 
 
-async def _head(reader: asyncio.StreamReader) -> None:
-    """Read status and headers of an answer that must be a success."""
+async def _head(reader: asyncio.StreamReader) -> int:
+    """Read status and headers of an answer that must be a success; its length where it is told, or 0."""
     head = await reader.readuntil(b"\r\n\r\n")
     status = head.split(b" ", 2)[1]
+    found = next((line[15:] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), b"0")
     if status != b"200":
-        length = next((line[15:] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), b"0")
-        told = (await reader.readexactly(min(int(length), 2000))).decode(errors="replace")
+        told = (await reader.readexactly(min(int(found), 2000))).decode(errors="replace")
         raise ClientError(f"status {status.decode()}: {told}")
+    return int(found)
 
 
 async def _chunk(reader: asyncio.StreamReader) -> bytes:

@@ -111,8 +111,8 @@ def bench_figures(found: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LocustRun:
-    """One run of the locust file: ``users`` who ask again as soon as they are answered, or with a ``rate`` requests that
-    come whenever they are due, for ``seconds``."""
+    """One run of the locust file for ``seconds``: ``users`` who ask again as soon as they are answered, or with a
+    ``rate`` per second requests that come whenever they are due."""
 
     users: int
     seconds: float
@@ -137,7 +137,17 @@ def run_locust(python: Path, file: Path, address: Address, model: str, run: Locu
     users = run.users if run.rate is None else 1
     rate = [] if run.rate is None else ["--rate", str(run.rate)]
     command = [
-        *(str(python), "-m", "locust", "--locustfile", str(file), "--headless", "--only-summary", "--host", address.url),
+        *(
+            str(python),
+            "-m",
+            "locust",
+            "--locustfile",
+            str(file),
+            "--headless",
+            "--only-summary",
+            "--host",
+            address.url,
+        ),
         *("--users", str(users), "--spawn-rate", str(users), "--run-time", f"{run.seconds:g}s", "--stop-timeout", "60"),
         *("--csv", str(prefix), "--model", model, "--cancel-share", str(run.cancel_share)),
         *("--output", str(run.output), "--longest", str(run.longest), *rate),

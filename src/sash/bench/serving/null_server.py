@@ -23,7 +23,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-_JSON = [(b"content-type", b"application/json")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,8 @@ class Recording:
     @classmethod
     def load(cls, file: Path) -> Recording:
         """Read what ``save`` wrote."""
-        document = json.loads(file.read_text(encoding="utf-8"))
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in document.items()})
+        document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return cls(**document | {name: tuple(document[name]) for name in ("gaps_s", "chunks")})
 
 
 class NullServer:
@@ -85,6 +84,7 @@ class NullServer:
         self._last = _event(recording.last)
         self._usage = json.loads(recording.usage) if recording.usage else None
         self._model = recording.model
+        self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -92,10 +92,14 @@ class NullServer:
             await _lifespan(receive, send)
         elif scope["method"] == "POST":
             body = json.loads(await _body(receive))
-            await self._replay(body, send)
+            self._open += 1
+            try:
+                await self._replay(body, send)
+            finally:
+                self._open -= 1
         else:
             models = {"object": "list", "data": [{"id": self._model, "object": "model", "owned_by": "nobody"}]}
-            await _answer(send, _JSON, json.dumps(models).encode())
+            await _answer(send, json.dumps(models | {"open": self._open}).encode())
 
     async def _replay(self, body: dict[str, Any], send: Send) -> None:
         count = body.get("max_tokens") or body.get("max_completion_tokens") or 16
@@ -127,7 +131,8 @@ def _event(text: str) -> bytes:
     return b"data: " + text.encode() + b"\n\n"
 
 
-async def _answer(send: Send, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+async def _answer(send: Send, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

