@@ -17,7 +17,7 @@ model = ChatOpenAI(
     max_tokens=30,
     temperature=0,
 )
-chain = ChatPromptTemplate.from_messages([("system", "Answer briefly."), ("user", "{question}")]) | model
+chain = ChatPromptTemplate.from_messages([("system", "Answer in one short sentence."), ("user", "{question}")]) | model
 for piece in chain.stream({"question": "What is the capital of France?"}):
     print(piece.content, end="", flush=True)
 print()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import openai
@@ -20,12 +22,20 @@ QUESTION: Any = [
 GREEDY: Any = {"temperature": 0, "max_tokens": 24}
 
 
-def client(address: Address, **options: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{address.url}/v1", api_key="none", max_retries=0, **options)
+Connect = Callable[..., openai.OpenAI]
 
 
-def test_completions_of_every_kind_of_prompt(gemma: Address) -> None:
-    api = client(gemma).completions
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes clients that are closed afterwards."""
+    with ExitStack() as stack:
+        yield lambda address, **options: stack.enter_context(
+            openai.OpenAI(base_url=f"{address.url}/v1", api_key="none", max_retries=0, **options)
+        )
+
+
+def test_completions_of_every_kind_of_prompt(gemma: Address, connect: Connect) -> None:
+    api = connect(gemma).completions
     text = "The capital of France is"
     ids = [2, 818, 5279, 529, 7001, 563]
     whole = api.create(model="gemma3-270m", prompt=text, **GREEDY)
@@ -43,8 +53,8 @@ def test_completions_of_every_kind_of_prompt(gemma: Address) -> None:
     assert len(scores.tokens) == len(ids) + 24 and scores.token_logprobs[0] is None
 
 
-def test_a_streamed_completion_is_the_whole_one(gemma: Address) -> None:
-    api = client(gemma).completions
+def test_a_streamed_completion_is_the_whole_one(gemma: Address, connect: Connect) -> None:
+    api = connect(gemma).completions
     body: Any = {"model": "gemma3-270m", "prompt": "Die Hauptstadt von Österreich ist", **GREEDY}
     whole = api.create(**body)
     chunks = list(api.create(**body, stream=True, stream_options={"include_usage": True}))
@@ -54,8 +64,8 @@ def test_a_streamed_completion_is_the_whole_one(gemma: Address) -> None:
     assert "\n" not in stopped.choices[0].text
 
 
-def test_chat_whole_streamed_and_scored(smollm2: Address) -> None:
-    api = client(smollm2).chat.completions
+def test_chat_whole_streamed_and_scored(smollm2: Address, connect: Connect) -> None:
+    api = connect(smollm2).chat.completions
     whole = api.create(model="smollm2-135m", messages=QUESTION, logprobs=True, top_logprobs=3, **GREEDY)
     choice = whole.choices[0]
     assert choice.message.role == "assistant" and "Paris" in (choice.message.content or "")
@@ -85,8 +95,8 @@ def test_many_at_once(smollm2: Address) -> None:
     assert len(answers) == 16 and all("Paris" in (answer or "") for answer in answers)
 
 
-def test_errors_are_the_client_s_own(smollm2: Address) -> None:
-    api = client(smollm2).chat.completions
+def test_errors_are_the_client_s_own(smollm2: Address, connect: Connect) -> None:
+    api = connect(smollm2).chat.completions
     with pytest.raises(openai.BadRequestError) as bad:
         api.create(model="smollm2-135m", messages=QUESTION, temperature=-1)
     assert bad.value.param == "temperature"
@@ -94,7 +104,7 @@ def test_errors_are_the_client_s_own(smollm2: Address) -> None:
         api.create(model="other", messages=QUESTION)
     with pytest.raises(openai.BadRequestError):
         api.create(model="smollm2-135m", messages=[{"role": "user", "content": "word " * 5000}])
-    impatient = client(smollm2, timeout=0.2).completions
+    impatient = connect(smollm2, timeout=0.2).completions
     with pytest.raises(openai.APITimeoutError):
         impatient.create(model="smollm2-135m", prompt="Hello", max_tokens=1000, extra_body={"ignore_eos": True})
     assert api.create(model="smollm2-135m", messages=QUESTION, **GREEDY).choices[0].message.content
@@ -105,8 +115,8 @@ class City(BaseModel):
     large: bool
 
 
-def test_an_answer_that_fits_a_schema(smollm2: Address) -> None:
-    answer = client(smollm2).chat.completions.parse(
+def test_an_answer_that_fits_a_schema(smollm2: Address, connect: Connect) -> None:
+    answer = connect(smollm2).chat.completions.parse(
         model="smollm2-135m",
         messages=[{"role": "user", "content": "Describe Paris as JSON with name and large."}],
         response_format=City,
@@ -115,7 +125,7 @@ def test_an_answer_that_fits_a_schema(smollm2: Address) -> None:
     )
     parsed = answer.choices[0].message.parsed
     assert isinstance(parsed, City) and answer.choices[0].finish_reason == "stop"
-    plain = client(smollm2).chat.completions.create(
+    plain = connect(smollm2).chat.completions.create(
         model="smollm2-135m",
         messages=[{"role": "user", "content": "An empty JSON object."}],
         response_format={"type": "json_object"},
@@ -141,7 +151,7 @@ TOOL: Any = {
 }
 
 
-def test_a_tool_is_called_whole_and_streamed(smollm2: Address) -> None:
+def test_a_tool_is_called_whole_and_streamed(smollm2: Address, connect: Connect) -> None:
     body: Any = {
         "model": "smollm2-135m",
         "messages": [{"role": "user", "content": "How is the weather in Rome?"}],
@@ -150,7 +160,7 @@ def test_a_tool_is_called_whole_and_streamed(smollm2: Address) -> None:
         "temperature": 0,
         "max_tokens": 60,
     }
-    api = client(smollm2).chat.completions
+    api = connect(smollm2).chat.completions
     calls = api.create(**body).choices[0].message.tool_calls
     assert calls is not None and calls[0].type == "function"
     assert calls[0].function.name == "weather"

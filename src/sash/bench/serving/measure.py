@@ -237,7 +237,7 @@ class Bench:
         while not all(answer.events for answer in answers) and not any(task.done() for task in busy):
             await asyncio.sleep(0.02)
         waiting = [loop.create_task(stream(address, "/v1/completions", body)) for body in bodies[seats:]]
-        await asyncio.sleep(0.5 if idle else 0)
+        await asyncio.sleep(0.2)  # the crowd comes
         before, started = sum(len(a.events) for a in answers), loop.time()
         while not any(task.done() for task in busy):
             await asyncio.sleep(0.01)
