@@ -6,11 +6,12 @@ import os
 from typing import Any
 
 import hypothesis
+import jsonschema
 import pytest
 import schemathesis
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import positive_data_acceptance, response_schema_conformance
 from structlog.testing import capture_logs
 from tests.server.apps import fake_engine
 
@@ -69,10 +70,23 @@ def check(operation: Any, mode: GenerationMode, count: int, excluded: list[Any])
     return statuses
 
 
+# The tool takes tuples' schemas (prefixItems) for those of an older draft in answers.
+BY_HAND = ["/stats"]
+
+
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_what_the_description_allows_is_answered_as_it_says(path: str, method: str) -> None:
-    statuses = check(SCHEMA[path][method], GenerationMode.POSITIVE, 300 if MANY else 40, NOT_CHECKED)
+    excluded = [*NOT_CHECKED, *([response_schema_conformance] if path in BY_HAND else [])]
+    statuses = check(SCHEMA[path][method], GenerationMode.POSITIVE, 300 if MANY else 40, excluded)
     assert statuses and not any(status >= 500 for status in statuses)
+
+
+@pytest.mark.parametrize("path", BY_HAND)
+def test_what_the_tool_can_not_check(path: str) -> None:
+    schema = SCHEMA.raw_schema["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    with capture_logs():
+        answer = SCHEMA[path]["get"].Case().call().json()
+    jsonschema.Draft202012Validator(schema).validate(answer)
 
 
 @pytest.mark.parametrize(("path", "method"), WITH_BODY)
