@@ -81,6 +81,10 @@ class FastTokenizer:
         piece = self._inner.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
         return self._bytes_of(piece) if piece is not None else b""
 
+    def copy_of_inner(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer, a copy to change."""
+        return tokenizers.Tokenizer.from_str(self._inner.to_str())
+
     def _text(self, token_id: int) -> str:
         added = self._added.get(token_id)
         content: str = added.content if added is not None else self._inner.id_to_token(token_id) or ""

@@ -32,7 +32,7 @@ class SentencePieceTokenizer:
     """
 
     def __init__(self, header: GgufHeader) -> None:
-        self._types = bytes(_types(header))
+        self._types = bytes(piece_types(header))
         self.vocab_size = len(self._types)
         self.bos_token_id: int | None = header.get("tokenizer.ggml.bos_token_id")
         self.eos_token_id: int | None = header.get("tokenizer.ggml.eos_token_id")
@@ -76,7 +76,7 @@ class SentencePieceTokenizer:
         return piece.removeprefix(f"{ALIAS}{token_id}{ALIAS}")
 
 
-def _types(header: GgufHeader) -> list[int]:
+def piece_types(header: GgufHeader) -> list[int]:
     """Token types with the unknown token marked as one, which the model needs exactly once."""
     missing = [f"tokenizer.ggml.{name}" for name in ARRAYS if f"tokenizer.ggml.{name}" not in header]
     if missing:
@@ -107,7 +107,7 @@ def _key(header: GgufHeader) -> str:
 
 def _model_bytes(header: GgufHeader) -> bytes:
     """A serialised ModelProto: pieces, a BPE trainer with byte fallback, a normaliser that only escapes spaces."""
-    tokens, scores, types = header["tokenizer.ggml.tokens"], header["tokenizer.ggml.scores"], _types(header)
+    tokens, scores, types = header["tokenizer.ggml.tokens"], header["tokenizer.ggml.scores"], piece_types(header)
     if not len(tokens) == len(scores) == len(types):
         raise ModelError(f"{header.path}: tokenizer.ggml.{', .'.join(ARRAYS)} differ in length")
     parts = list(_pieces(tokens, scores, types))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -97,9 +98,9 @@ def worker_env(peer: Peer, place: Path, threads: int) -> dict[str, str]:
     return env
 
 
-def pins_text(peer: Peer) -> str:
+def pins_text(requirements: Sequence[str], removed: Sequence[str]) -> str:
     """What an environment must have been made from to be used again."""
-    return "\n".join([*peer.requirements, *(f"without {name}" for name in peer.removed)]) + "\n"
+    return "\n".join([*requirements, *(f"without {name}" for name in removed)]) + "\n"
 
 
 def file_name(text: str) -> str:

@@ -45,20 +45,7 @@ class Workshop:
         Raises:
             PeerError: it can't be made; the next call starts afresh.
         """
-        place, pins = self.place(peer), pins_text(peer)
-        python, ready = place / "bin" / "python", place / _READY
-        if ready.is_file() and ready.read_text(encoding="utf-8") == pins:
-            return python
-        self._say(f"installing {', '.join(peer.requirements)} into {place} (minutes, the first time)")
-        # Gone first: what is interrupted from here on doesn't count as made.
-        ready.unlink(missing_ok=True)
-        run([sys.executable, "-m", "venv", "--clear", str(place)], f"{peer.name}: no environment", _INSTALL_S)
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
-        run([*pip, "install", "--quiet", *peer.requirements], f"{peer.name}: can't be installed", _INSTALL_S)
-        if peer.removed:
-            run([*pip, "uninstall", "--quiet", "--yes", *peer.removed], f"{peer.name}: uninstalling", _INSTALL_S)
-        ready.write_text(pins, encoding="utf-8")
-        return python
+        return make_environment(self.place(peer), peer.name, peer.requirements, peer.removed, self._say)
 
     def model(self, peer: Peer, source: ModelSource) -> Path:
         """The model in the form that a peer reads, converted if that hasn't been done.
@@ -88,6 +75,31 @@ class Workshop:
             folder.parent.mkdir(parents=True, exist_ok=True)
             run([str(python), str(SCRIPTS / script), str(path), str(folder)], f"no {form} model", _CONVERT_S)
         return folder
+
+
+def make_environment(
+    place: Path, name: str, requirements: Sequence[str], removed: Sequence[str] = (), say: Say = print
+) -> Path:
+    """The interpreter of a virtual environment with pinned requirements, made if it isn't there or was made for others.
+
+    ``removed`` are packages that these bring along and that aren't wanted; ``name`` leads errors.
+
+    Raises:
+        PeerError: it can't be made; the next call starts afresh.
+    """
+    python, ready, pins = place / "bin" / "python", place / _READY, pins_text(requirements, removed)
+    if ready.is_file() and ready.read_text(encoding="utf-8") == pins:
+        return python
+    say(f"installing {', '.join(requirements)} into {place} (minutes, the first time)")
+    # Gone first: what is interrupted from here on doesn't count as made.
+    ready.unlink(missing_ok=True)
+    run([sys.executable, "-m", "venv", "--clear", str(place)], f"{name}: no environment", _INSTALL_S)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    run([*pip, "install", "--quiet", *requirements], f"{name}: can't be installed", _INSTALL_S)
+    if removed:
+        run([*pip, "uninstall", "--quiet", "--yes", *removed], f"{name}: uninstalling", _INSTALL_S)
+    ready.write_text(pins, encoding="utf-8")
+    return python
 
 
 def run(command: Sequence[str], failed: str, timeout_s: float) -> None:
