@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 import pytest
 import uvicorn
-from structlog.testing import capture_logs
 from tests.engine.conftest import OPTIONS, save_tokenizer
 from tests.families import build
+from tests.server.apps import logged
 from tests.server.malformed import Malformed, malformed
 
 from sash.engine.async_engine import AsyncEngine, Submission
@@ -277,7 +277,7 @@ def alone(folder: Path) -> Alone:
         async with serving(folder, 300.0) as (_, port):
             return await one_by_one(port)
 
-    with capture_logs():
+    with logged():
         return asyncio.run(whole())
 
 
@@ -303,7 +303,7 @@ async def rounds(folder: Path, alone: Alone, timeout_s: float, counts: list[int]
 
 
 def run(folder: Path, alone: Alone, timeout_s: float, counts: list[int]) -> Counter[str]:
-    with capture_logs() as lines:
+    with logged() as lines:
         seen = asyncio.run(rounds(folder, alone, timeout_s, counts))
     assert [line for line in lines if line["log_level"] in ("error", "critical")] == []
     return seen

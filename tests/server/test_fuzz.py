@@ -7,8 +7,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from structlog.testing import capture_logs
-from tests.server.apps import fake_engine
+from tests.server.apps import fake_engine, logged
 from tests.server.malformed import COMPLETION, MAKERS, VALID, Malformed, malformed
 
 from sash.server.app import create_app
@@ -94,7 +93,7 @@ def test_ten_thousand_malformed_bodies_are_refused_and_the_server_answers_on() -
         await asyncio.sleep(0.01)  # cancelled tasks end in their next turn
         assert asyncio.all_tasks() == before
 
-    with capture_logs() as lines:
+    with logged() as lines:
         asyncio.run(whole())
     assert {line["log_level"] for line in lines} == {"info"}
     assert len(kinds) == len(MAKERS) + 3 and sum(kinds.values()) == COUNT and min(kinds.values()) > COUNT / 20

@@ -12,8 +12,7 @@ import schemathesis
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance, response_schema_conformance
-from structlog.testing import capture_logs
-from tests.server.apps import fake_engine
+from tests.server.apps import fake_engine, logged
 
 from sash.server.app import create_app
 from sash.server.settings import ServerSettings
@@ -65,7 +64,7 @@ def check(operation: Any, mode: GenerationMode, count: int, excluded: list[Any])
         statuses.add(response.status_code)
         case.validate_response(response, excluded_checks=excluded)
 
-    with capture_logs():
+    with logged():
         each()
     return statuses
 
@@ -84,7 +83,7 @@ def test_what_the_description_allows_is_answered_as_it_says(path: str, method: s
 @pytest.mark.parametrize("path", BY_HAND)
 def test_what_the_tool_can_not_check(path: str) -> None:
     schema = SCHEMA.raw_schema["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
-    with capture_logs():
+    with logged():
         answer = SCHEMA[path]["get"].Case().call().json()
     jsonschema.Draft202012Validator(schema).validate(answer)
 
@@ -110,7 +109,7 @@ def test_what_the_description_forbids_is_refused(path: str, method: str) -> None
 def test_trouble_is_described_too(engine: dict[str, Any], keys: tuple[str, ...], want: int) -> None:
     schema = schema_of(keys, **engine)
     case = schema["/v1/completions"]["post"].Case(body={"prompt": "Hello"}, media_type="application/json")
-    with capture_logs():
+    with logged():
         response = case.call(headers={"Authorization": "Bearer other"} if keys else None)
         assert response.status_code == want
         case.validate_response(response, excluded_checks=[*NOT_CHECKED, not_a_server_error])
