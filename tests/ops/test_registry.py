@@ -57,3 +57,22 @@ def test_rounded_weights_are_refused_where_they_cannot_run(quantization: str, mo
     monkeypatch.setenv("SASH_KERNELS", "reference")
     with pytest.raises(ConfigError, match=rf"{quantization} can't run on SASH_KERNELS=reference: use"):
         resolve_ops(quantization=quantization)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("kernels", "quantization"),
+    [(k, q) for k in ("native", "torch") for q in ("none", "int8", "int4")]
+    + [("reference", "none"), ("deterministic", "none")],
+)
+def test_a_table_that_says_so_looks_rows_up_in_the_head(kernels: str, quantization: str, dtype: torch.dtype) -> None:
+    if kernels == "native" and native.load()[0] is None:
+        pytest.skip("the C++ kernels are not built")
+    fixed = kernels == "deterministic"
+    ops = resolve_ops(kernels=None if fixed else kernels, deterministic=fixed, quantization=quantization)
+    assert ops.looks_up is (kernels == "native" or quantization != "none")
+    weight = torch.randn(70, 64).to(dtype)
+    head = (ops.pack_head or ops.pack)(weight) if ops.looks_up else weight
+    ids = torch.tensor([69, 0, 3])
+    off = (ops.embedding(ids, head) - weight[ids].float()).abs().max()
+    assert off <= (0.0 if quantization == "none" else 0.05)

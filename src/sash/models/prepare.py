@@ -39,7 +39,7 @@ def prepare(spec: ModelSpec, weights: Weights, ops: Ops) -> Prepared:
     out: Prepared = {"final_norm": weights.pop("final_norm")}
     embed = weights.pop("embed")
     out["head"] = (ops.pack_head or ops.pack)(embed if spec.tied_embeddings else weights.pop("head"))
-    out["embed"] = out["head"] if spec.tied_embeddings and ops.looks_up(out["head"]) else embed
+    out["embed"] = out["head"] if spec.tied_embeddings and ops.looks_up else embed
     del embed
     for i in range(len(spec.layers)):
         out.update(prepare_layer(spec, i, take_layer(weights, i), ops))

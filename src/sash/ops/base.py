@@ -49,6 +49,7 @@ class Ops:
     pack(weight [out, in]) -> the weight as this table's linear reads it fastest; may be opaque
     pack_head: the same for the head, which tolerates less rounding; None: as every other weight
     embedding(token_ids [N], weight [out, in]) -> [N, in] float32     of a plain weight or a PackedLinear
+    looks_up: whether embedding finds rows in what pack and pack_head make; then tied embeddings are held once
     argmax(logits [N, V]) -> N indices and values of the largest; NaN or infinite where a row holds such
     attention: see ``sash.ops.attention_reference.attention``
     quantise: see ``sash.kv.storage.quantise``
@@ -67,10 +68,6 @@ class Ops:
     embedding: Callable[[torch.Tensor, Weight], torch.Tensor] = embedding
     argmax: Callable[[torch.Tensor], tuple[list[int], list[float]]] = argmax
     quantization: str = "none"
+    looks_up: bool = False
     quantise: Quantise = quantise
     note: str = ""
-
-    @staticmethod
-    def looks_up(weight: Weight) -> bool:
-        """Whether ``embedding`` finds rows in what ``pack`` made."""
-        return isinstance(weight, PackedLinear)

@@ -44,7 +44,7 @@ def resolve_ops(*, deterministic: bool = False, kernels: str | None = None, quan
     table = _torch() if name == "torch" else _native(quantization, required=name == "native")
     if quantization in packed.ROUNDED and table.name == "torch":
         pack, head = partial(packed.pack, kind=quantization), partial(packed.pack, kind="int8")
-        return replace(table, pack=pack, pack_head=head, quantization=quantization)
+        return replace(table, pack=pack, pack_head=head, looks_up=True, quantization=quantization)
     return table
 
 
@@ -66,6 +66,7 @@ def _native(quantization: str, *, required: bool) -> Ops:
         pack=partial(native_linear.pack, quantization=quantization),
         pack_head=partial(native_linear.pack, quantization="int8" if quantization == "int4" else quantization),
         embedding=native_linear.embedding,
+        looks_up=True,
         argmax=native_linear.argmax,
         quantization=quantization,
         note=note,
