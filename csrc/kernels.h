@@ -43,6 +43,9 @@ struct Linear {
 // has bits 4 to 7 of two inputs, one of the last bits 2 and 3 of four; see screen.inc. `offset` [out] is 128 times the
 // sum of an output's weights so cut, `bound` [out] the length of what is cut off, about 3/2, times the scale.
 struct Screening {
+  static constexpr int64_t DEEP = 16, BYTES = PANEL * 12;  // inputs and bytes of a panel's step
+  static int64_t steps(const Linear& l) { return (l.in + DEEP - 1) / DEEP; }
+
   // What screen_row writes, and a search reads.
   void* weight = nullptr;
   int32_t* offset = nullptr;

@@ -5,16 +5,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "attention.h"
 #include "isa.h"
+#include "quantise.h"
 #include "step.h"
 #include "team.h"
-#include "quantise.h"
 
 namespace nb = nanobind;
 

@@ -10,16 +10,13 @@
 namespace sash {
 
 Search::Search(const Linear& head, int threads, Isa isa) : head_(head) {
-  const int64_t width = head_.width();
-  weight_.reserve(width * ((head_.in + 15) / 16) * 12);
-  offset_.reserve(width * 4);
-  bound_.reserve(width * 4);
-  std::fill_n(weight_.as<char>(), width * ((head_.in + 15) / 16) * 12, 0);
-  std::fill_n(offset_.as<int32_t>(), width, 0);
-  std::fill_n(bound_.as<float>(), width, 0.0f);
-  screening_.weight = weight_.as<void>();
-  screening_.offset = offset_.as<int32_t>();
-  screening_.bound = bound_.as<float>();
+  const int64_t width = head_.width(), bytes = head_.panels() * Screening::steps(head_) * Screening::BYTES;
+  screening_.weight = weight_.need<char>(bytes);
+  screening_.offset = offset_.need<int32_t>(width);
+  screening_.bound = bound_.need<float>(width);
+  std::fill_n(weight_.as<char>(), bytes, 0);
+  std::fill_n(screening_.offset, width, 0);
+  std::fill_n(screening_.bound, width, 0.0f);
   for (int64_t row = 0; row < head_.out; row++) finite_ = finite_ && std::isfinite(head_.scale[row]);
   const Kernels& k = kernels(isa);
   Team::lead(threads, [&](Team& team) {
