@@ -17,6 +17,7 @@ import contextlib
 import gc
 import mmap
 import os
+import re
 import resource
 import signal
 import socket
@@ -28,10 +29,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sash.engine.wire import BodyReader, pack
-from sash.spec.structured import StructuredOutputs
+from sash.spec.structured import WHITESPACE, StructuredOutputs
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
     from sash.text.base import Tokenizer
 
@@ -44,8 +46,8 @@ _STACK = 128 << 20
 # Compiling gives way to the core's steps.
 _NICE = 5
 _ERROR_LENGTH = 400
-# A model without the sense to stop would write white space for ever.
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+# Lark writes its rules with a colon.
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True):
@@ -283,13 +285,13 @@ def _grammar(wanted: StructuredOutputs) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if wanted.kind in ("json", "json_object"):
-        schema = wanted.text or '{"type":"object"}'
+        options: JsonCompileOptions = {"lenient": wanted.lenient, "whitespace_pattern": WHITESPACE}
         if wanted.disable_any_whitespace:
-            return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
-        return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
-    return grammar_from(
-        "choice" if wanted.kind == "choice" else "regex" if wanted.kind == "regex" else "gbnf", wanted.text
-    )
+            options = {"lenient": wanted.lenient, "whitespace_flexible": False}
+        return LLMatcher.grammar_from_json_schema(wanted.text or '{"type":"object"}', overrides=options)
+    if wanted.kind == "grammar":
+        return grammar_from("gbnf" if _GBNF_RULE.search(wanted.text) else "lark", wanted.text)
+    return grammar_from("choice" if wanted.kind == "choice" else "regex", wanted.text)
 
 
 def _short(error: str) -> str:

@@ -179,7 +179,7 @@ class Grammars:
         while not grammar.decided:
             self._read(self._links, None)
         if grammar.error:
-            raise RequestError(f"structured_outputs {wanted.kind} can't be used: {grammar.error}")
+            raise RequestError(f"{wanted.origin} {wanted.kind} can't be used: {grammar.error}")
         return grammar
 
     def decided(self, grammar: Grammar) -> bool:
