@@ -88,6 +88,13 @@ _.api_key
 _.served_model_name
 _.cors_origin
 
+# Older names of the forms that answers can be held to, and what a script names.
+_.guided_json
+_.guided_regex
+_.guided_choice
+_.guided_grammar
+_.Bench
+
 # Fields of jobs and of /v1/responses, which clients read or bring.
 _.first_id
 _.last_id
