@@ -43,10 +43,9 @@ def new_router(*tags: str) -> APIRouter:
 
 def answer_responses(whole: Any) -> dict[int | str, dict[str, Any]]:
     """For ``responses`` of a route that answers with JSON, or with a stream where the body asks for one."""
-    streamed = {"schema": {"type": "string"}}
     ok = {
         "model": whole,
         "description": "The answer; with stream: true its chunks as server-sent events, at last data: [DONE]",
-        "content": {"text/event-stream": streamed},
+        "content": {"text/event-stream": {}},
     }
     return {200: ok, **error_responses(400, 401, 404, 413, 415, 429, 500, 503, 504)}

@@ -138,6 +138,25 @@ def test_lines_that_are_wrong_are_named(folder: Path) -> None:
     serve(folder, test)
 
 
+DEEP = b"[" * 100_000 + b"]" * 100_000
+MALFORMED = [
+    *(b"", b"{", b"null", DEEP, b'{"prompts":["a"],"x":%b}' % DEEP, b'{"prompts":%b}' % DEEP),
+    b'{"requests":[{"endpoint":"/v1/completions","body":{"prompt":"a","x":%b}}]}' % DEEP,
+    *(b'{"prompts":["\xff"]}', b'{"prompts":["a"],"x":"\xff"}', b'{"\xff":1,"prompts":["a"]}'),
+    *(b'{"prompts":["\\ud800"]}', b'{"prompts":["a"],"x":NaN}', b'{"prompts":["a"],"x":1e999}'),
+]
+
+
+def test_malformed_bodies_are_refused(folder: Path) -> None:
+    async def test(client: Client) -> None:
+        for body in MALFORMED:
+            for kind in ("application/json", "application/jsonl"):
+                error = (await client.post(body, status=400, headers={"Content-Type": kind}))["error"]
+                assert error["type"] == "invalid_request_error" and len(error["message"]) < 300
+
+    serve(folder, test)
+
+
 def test_an_unknown_model_is_named_with_its_index(folder: Path) -> None:
     async def test(client: Client) -> None:
         error = (await client.post({"requests": [completion(model="other")]}, status=404))["error"]

@@ -141,7 +141,7 @@ def sash_launch(setting: Setting, *options: str) -> Launch:
     command = (
         *(sys.executable, "-P", "-m", "sash", "serve", setting.model, "--port", str(address.port)),
         *("--max-num-seqs", str(setting.requests), "--max-model-len", str(setting.context)),
-        *("--threads", str(setting.threads), *options),
+        *("--threads", str(setting.threads), "--jobs-dir", "none", *options),
     )
     return Launch("sash", command, address, "/ready")
 

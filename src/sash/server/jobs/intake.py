@@ -52,7 +52,7 @@ def read_job(state: ServerState, body: bytes, content_type: str, options: JobOpt
     else:
         top = _decode(body, dict[str, msgspec.Raw], "the body")
         wholes = {name: raw for name in ("requests", "prompts") if bytes(raw := top.pop(name, _NULL)) != b"null"}
-        rest = {name: msgspec.json.decode(raw) for name, raw in top.items()}
+        rest = {name: _decode(raw, Any, name) for name, raw in top.items()}
         options = _merged(options, parse(JobOptions, rest))
         if len(wholes) != 1:
             raise ApiError(400, "give either requests or prompts", param="requests")
