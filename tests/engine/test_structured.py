@@ -56,7 +56,10 @@ def fits_grammar(text: str) -> bool:
 
 FORMS: dict[str, tuple[dict[str, Any], Callable[[str], object]]] = {
     "json": ({"json": SCHEMA, "disable_any_whitespace": True}, fits_schema),
-    "spaced": ({"json": SCHEMA}, fits_schema),
+    "spaced": (
+        {"json": {"type": "array", "items": {"const": 1}, "maxItems": 1}},
+        lambda text: json.loads(text) in ([], [1]),
+    ),
     "object": ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
     "regex": ({"regex": r"(\d{2,3}-){1,3}[a-f]é?"}, re.compile(r"(\d{2,3}-){1,3}[a-f]é?").fullmatch),
     "choice": ({"choice": CHOICES}, lambda text: text in CHOICES),
