@@ -27,7 +27,8 @@ def letters(message: AddRequest, answer: int) -> list[int | str]:
 
 @dataclass
 class FakeEngine:
-    """Answers by a script: for each answer of a request, token ids, at last a finish reason. ``delay_s`` lies between
+    """Answers by a script: for each answer of a request, token ids, at last a finish reason (for an error maybe
+    "error: text"). ``delay_s`` lies between
     two tokens. The texts are made by the real Frontend with a real tokenizer."""
 
     spec: ModelSpec
@@ -89,9 +90,9 @@ class FakeEngine:
                     continue
                 item = script[step]
                 if isinstance(item, str):
-                    self.frontend.take(
-                        Update(answer_id, finish_reason=item, error="scripted" if item == "error" else None)
-                    )
+                    reason, _, error = item.partition(": ")
+                    error = error or "scripted" if reason == "error" else None
+                    self.frontend.take(Update(answer_id, finish_reason=reason, error=error))
                 else:
                     logprob = TokenLogprobs(item, -0.5, 1, (item, 40)[: scores or 0], (-0.5, -1.5)[: scores or 0])
                     self.frontend.take(Update(answer_id, (item,), () if scores is None else (logprob,)))

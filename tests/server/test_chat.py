@@ -136,7 +136,8 @@ def test_messages_that_the_template_refuses_are_told() -> None:
 
 def test_a_message_without_content_has_an_empty_one_and_keeps_its_other_fields() -> None:
     engine = templated("{{ messages[0].content ~ messages[0].tool_calls[0].id }}")
-    assert prompt_of(engine, [say("assistant", None, tool_calls=[{"id": "c1"}])]) == "c1"
+    calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    assert prompt_of(engine, [say("assistant", None, tool_calls=calls)]) == "c1"
 
 
 def test_developers_are_system_where_the_template_knows_none() -> None:

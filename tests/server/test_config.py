@@ -56,6 +56,7 @@ def test_every_kind_of_value_comes_from_the_environment_and_from_the_file(tmp_pa
         ("model: m\nrequest_timeout_s: 0", {}, "request_timeout_s must be above 0"),
         ("model: m\nroot_path: x", {}, "root_path must begin with /"),
         ("model: m\nlog_format: xml", {}, "log_format must be json or text"),
+        ("model: m\ntool_call_parser: own", {}, "tool_call_parser must be auto, hermes, mistral, llama3, gemma"),
         ("model: m\napi_key: [é]", {}, "api_key must be a text of ASCII"),
         ("- a", {}, "must hold names and values"),
         ("a: [", {}, "is not valid YAML"),

@@ -34,6 +34,10 @@ class ServeOptions:
     tls_cert: Annotated[Path | None, _server("Certificate (PEM); with --tls-key the server speaks HTTPS.")] = None
     tls_key: Annotated[Path | None, _server("Its private key.")] = None
     chat_template: Annotated[Path | None, _server("A jinja file in place of the model's own template.")] = None
+    tool_call_parser: Annotated[
+        str | None,
+        _server("How the model writes tool calls: hermes, mistral, llama3, gemma. Default: by the template."),
+    ] = None
     max_body_bytes: Annotated[int | None, _server("Larger request bodies are refused. Default: 32 MiB.")] = None
     max_prompts: Annotated[int | None, _server("Prompts in one request at most. Default: 1024.")] = None
     max_waiting: Annotated[int | None, _server("Answers that may wait; more get 429. Default: 256.")] = None

@@ -15,6 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from sash.server.jobs.database import default_jobs_dir
 from sash.server.settings import ServerSettings
+from sash.server.tools.formats import FORMATS
 from sash.spec.config import EngineConfig
 from sash.spec.errors import ConfigError
 
@@ -199,6 +200,8 @@ def _check(settings: ServerSettings) -> None:
         raise ConfigError(f"root_path must begin with /, got {settings.root_path!r}")
     if settings.log_format not in ("json", "text"):
         raise ConfigError(f"log_format must be json or text, got {settings.log_format!r}")
+    if settings.tool_call_parser not in ("auto", *FORMATS):
+        raise ConfigError(f"tool_call_parser must be auto, {', '.join(FORMATS)}, got {settings.tool_call_parser!r}")
 
 
 def without_secrets(settings: ServerSettings) -> ServerSettings:

@@ -9,13 +9,15 @@ from typing import Any, Protocol
 
 from sash.engine.outputs import CompletionOutput, RequestOutput
 from sash.server.engine import ServingEngine, Submission
-from sash.server.errors import ApiError
+from sash.server.errors import ApiError, as_api_error
 from sash.spec.errors import OverloadedError, RequestError
 from sash.spec.log import logger
 from sash.spec.sampling import SamplingParams
 
 # Seconds between two tries of a prompt that waits for a seat while others have them all.
 _RETRY_S = 0.2
+# How errors begin that are the request's fault and found only while it runs.
+_OWN_FAULTS = ("structured_outputs can't be followed", "no token is left")
 Batch = list[tuple[int, list[RequestOutput]]]
 
 
@@ -56,6 +58,8 @@ def check_ending(output: CompletionOutput, *, sent: bool) -> None:
     """Raises ApiError for an answer that has ended in a way that isn't an answer. ``sent``: the client has read a part
     of it, so a time-out is told by its finish_reason."""
     reason = output.finish_reason
+    if reason == "error" and output.error and output.error.startswith(_OWN_FAULTS):
+        raise as_api_error(RequestError(output.error))
     if reason == "error":
         # What went wrong is for the operator: it may show paths and sizes.
         logger().error("generation_failed", error=output.error)

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 from sash.server.errors import ApiError
 from sash.server.protocol.chat import ChatMessage, TemplateBody
 from sash.server.state import ServerState
+from sash.server.tools.formats import format_of
+from sash.server.tools.prompt import with_tools
+from sash.server.tools.toolbox import Toolbox
 from sash.spec.errors import ModelError, RequestError
 from sash.text.base import Tokenizer
 from sash.text.chat import render_chat
@@ -52,19 +55,23 @@ async def encode_texts(
     return encoded
 
 
-async def encode_messages(state: ServerState, given: Sequence[ChatMessage], how: TemplateBody) -> list[int]:
-    """Token ids of a conversation in the model's form.
+async def encode_messages(
+    state: ServerState, given: Sequence[ChatMessage], how: TemplateBody, toolbox: Toolbox | None = None
+) -> list[int]:
+    """Token ids of a conversation in the model's form, with the tools that it may use.
 
     Raises:
         ApiError: a template that may not be used, or messages that it refuses.
     """
     tokenizer = tokenizer_of(state, "messages")
-    template = _template(state, how, tokenizer)
+    template = template_of(state, how)
+    form = format_of(template, state.settings.tool_call_parser)
     messages = [_for_template(message, template) for message in given]
+    messages, variables = with_tools(messages, template, form, toolbox)
     size = sum(len(str(message["content"])) for message in messages)
 
     def work() -> list[int]:
-        text = _render(tokenizer, template, how, messages)
+        text = _render(tokenizer, template, how, messages, variables)
         return tokenizer.encode(text, add_bos=how.add_special_tokens is not False, parse_special=True)
 
     try:
@@ -112,7 +119,8 @@ def fit(state: ServerState, ids: list[int], *, keep: int | None, max_tokens: int
     return ids
 
 
-def _template(state: ServerState, how: TemplateBody, tokenizer: Tokenizer) -> str:
+def template_of(state: ServerState, how: TemplateBody) -> str:
+    """The jinja source for a body. Raises ApiError for one of the body's own that may not be used."""
     if how.chat_template is not None:
         if not state.settings.trust_request_chat_template:
             raise ApiError(
@@ -121,7 +129,8 @@ def _template(state: ServerState, how: TemplateBody, tokenizer: Tokenizer) -> st
                 param="chat_template",
             )
         return how.chat_template
-    return state.chat_template or tokenizer.chat_template or PLAIN_TEMPLATE
+    own = None if state.engine.tokenizer is None else state.engine.tokenizer.chat_template
+    return state.chat_template or own or PLAIN_TEMPLATE
 
 
 def _for_template(message: ChatMessage, template: str) -> dict[str, Any]:
@@ -133,8 +142,10 @@ def _for_template(message: ChatMessage, template: str) -> dict[str, Any]:
     return out
 
 
-def _render(tokenizer: Tokenizer, template: str, how: TemplateBody, messages: list[dict[str, Any]]) -> str:
-    variables = dict(how.chat_template_kwargs or {})
+def _render(
+    tokenizer: Tokenizer, template: str, how: TemplateBody, messages: list[dict[str, Any]], own: dict[str, Any]
+) -> str:
+    variables = own | (how.chat_template_kwargs or {})
     if taken := sorted(_RESERVED & variables.keys()):
         raise ApiError(400, f"chat_template_kwargs must not set {taken[0]}", param="chat_template_kwargs")
     going_on = bool(how.continue_final_message)

@@ -27,6 +27,7 @@ class ServerSettings:
         drain_s: seconds that running requests get to finish after SIGTERM.
         heartbeat_s: a stream that has nothing to say for so long sends a comment, so that proxies keep the line.
         chat_template: jinja file that replaces the model's own template.
+        tool_call_parser: how the model writes tool calls: hermes, mistral, llama3, gemma; auto tells by the template.
         trust_request_chat_template: requests may bring a template.
         log_prompts: write prompts into the log.
         jobs_dir: folder of the jobs store (``sash.server.jobs.database.default_jobs_dir``); None: there are no jobs.
@@ -56,6 +57,7 @@ class ServerSettings:
     drain_s: float = 60.0
     heartbeat_s: float = 15.0
     chat_template: Path | None = None
+    tool_call_parser: str = "auto"
     trust_request_chat_template: bool = False
     log_prompts: bool = False
     jobs_dir: Path | None = None

@@ -8,6 +8,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from sash.server.protocol.common import Body, GenerationBody, Int, PromptLogprobs, Usage
+from sash.server.protocol.structured import StructuredBody
+from sash.server.protocol.tools import ToolBody, ToolCall, ToolCallDelta
 from sash.spec.sampling import MAX_LOGPROBS
 
 # What we know and can't do, with the reason; everything else that is unknown is ignored, and told.
@@ -16,12 +18,8 @@ REFUSED = {
     "echo": "is not supported in chat; the prompt is text of yours already",
     "logprob_token_ids": "is not supported; use top_logprobs",
     "audio": "is not supported; the answer is text",
-    "functions": "is not supported; leave it out",
-    "function_call": "is not supported; leave it out",
-    "tools": "is not supported; leave it out",
-    "tool_choice": "is not supported; leave it out",
-    "response_format": "is not supported; leave it out",
-    "structured_outputs": "is not supported; leave it out",
+    "functions": "is not supported; use tools",
+    "function_call": "is not supported; use tool_choice",
 }
 
 
@@ -46,7 +44,7 @@ class TemplateBody(Body):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="More names for the template.")
 
 
-class ChatRequest(GenerationBody, TemplateBody):
+class ChatRequest(GenerationBody, TemplateBody, StructuredBody, ToolBody):
     """A conversation to answer."""
 
     messages: Messages
@@ -83,6 +81,7 @@ class AnswerMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
@@ -115,6 +114,7 @@ class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
     refusal: NotRequired[None]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 class ChatChunkChoice(TypedDict):

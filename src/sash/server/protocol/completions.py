@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from sash.server.protocol.common import IDS_SCHEMA, GenerationBody, Int, PromptLogprobs, Usage, ids_or_problem
+from sash.server.protocol.structured import StructuredBody
 from sash.spec.sampling import MAX_LOGPROBS
 
 # What we know and can't do, with the reason; everything else that is unknown is ignored, and told.
@@ -16,8 +17,6 @@ REFUSED = {
     "use_beam_search": "is not supported; sample with n, or leave it out",
     "prompt_embeds": "is not supported; give a prompt",
     "logprob_token_ids": "is not supported; use logprobs",
-    "response_format": "is not supported; leave it out",
-    "structured_outputs": "is not supported; leave it out",
 }
 
 
@@ -50,7 +49,7 @@ _PROMPT_SCHEMA = {
 }
 
 
-class CompletionRequest(GenerationBody):
+class CompletionRequest(GenerationBody, StructuredBody):
     """Texts to go on with."""
 
     prompt: Annotated[Any, BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]

@@ -7,14 +7,18 @@ from typing import Annotated
 from fastapi import Depends, Request, Response
 
 from sash.server.errors import ApiError
-from sash.server.prompts import encode_messages, fit
+from sash.server.prompts import encode_messages, fit, template_of
 from sash.server.protocol.chat import REFUSED, ChatCompletion, ChatRequest
 from sash.server.replies.chat import ChatReply
 from sash.server.replies.common import Head
+from sash.server.replies.tools import ToolReply
 from sash.server.routing import answer_responses, new_router
 from sash.server.sampling import sampling_params
 from sash.server.serving import Work, answer
 from sash.server.state import ServerState, state_of
+from sash.server.structured import structured_of
+from sash.server.tools.formats import format_of
+from sash.server.tools.toolbox import Toolbox, toolbox_of
 from sash.spec.sampling import SamplingParams
 
 router = new_router("generation")
@@ -31,6 +35,11 @@ def params_of(body: ChatRequest, state: ServerState) -> SamplingParams:
     state.check_model(body.model)
     body.ignored(REFUSED)
     _check(body)
+    toolbox, form = _toolbox(body, state), structured_of(body)
+    if toolbox is not None:
+        form = toolbox.constraint(form)
+        if toolbox.controls:  # else the marks of calls would be left out of the text
+            body = body.model_copy(update={"skip_special_tokens": False})
     return sampling_params(
         body,
         state.default_sampling,
@@ -38,18 +47,27 @@ def params_of(body: ChatRequest, state: ServerState) -> SamplingParams:
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
+        structured_outputs=form,
     )
 
 
 async def prepare(body: ChatRequest, state: ServerState) -> Work:
     """What is to be done for a body. Raises ApiError or RequestError."""
-    params = params_of(body, state)
+    params, toolbox = params_of(body, state), _toolbox(body, state)
     state.check_serving()
-    ids = await encode_messages(state, body.messages, body)
+    ids = await encode_messages(state, body.messages, body, toolbox)
     keep, max_tokens = body.truncate_prompt_tokens, params.max_tokens
     prompts = [fit(state, ids, keep=keep, max_tokens=max_tokens, param="messages")]
-    reply = ChatReply(body, Head.new("chatcmpl", state.check_model(body.model)), state.engine.tokenizer)
+    head = Head.new("chatcmpl", state.check_model(body.model))
+    reply = ChatReply(body, head, state.engine.tokenizer)
+    if toolbox is not None:
+        reply = ToolReply(body, head, state.engine.tokenizer, toolbox)
     return Work(prompts, params, reply, bool(body.stream), body.ignored(REFUSED))
+
+
+def _toolbox(body: ChatRequest, state: ServerState) -> Toolbox | None:
+    template = template_of(state, body)
+    return toolbox_of(body, format_of(template, state.settings.tool_call_parser), template, state.engine.tokenizer)
 
 
 def _check(body: ChatRequest) -> None:

@@ -15,6 +15,7 @@ from sash.server.routing import answer_responses, new_router
 from sash.server.sampling import sampling_params
 from sash.server.serving import Work, answer
 from sash.server.state import ServerState, state_of
+from sash.server.structured import structured_of
 from sash.spec.sampling import SamplingParams
 
 router = new_router("generation")
@@ -71,6 +72,7 @@ def _params(body: CompletionRequest, state: ServerState) -> SamplingParams:
         max_tokens=max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=scores,
+        structured_outputs=structured_of(body),
     )
 
 
