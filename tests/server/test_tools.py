@@ -218,7 +218,7 @@ def test_the_servers_option_decides_where_templates_do_not_tell() -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": TOOLS, "parallel_tool_calls": "yes"}, "parallel_tool_calls"),
         ({"tools": TOOLS, "guided_regex": "a"}, "guided_regex"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}]}, "messages.0.tool_calls"),
         ({"functions": [{"name": "f"}]}, "functions"),
     ],
 )  # fmt: skip
