@@ -62,6 +62,7 @@ def test_a_strict_schema_is_not_lenient() -> None:
         ({"response_format": NAMED | {"json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
         ({"response_format": NAMED | {"json_schema": {"schema": [1]}}}, "response_format.json_schema.schema"),
         ({"response_format": "json"}, "response_format"),
+        ({"guided_json": '{"a":' * 5000 + "1" + "}" * 5000}, "guided_json"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),

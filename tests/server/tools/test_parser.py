@@ -127,6 +127,14 @@ def test_text_is_told_as_it_comes_and_what_may_be_a_mark_is_held_back() -> None:
     assert parser.push("BOX] yes") == ["[TOOLBOX] yes"]
 
 
+def test_what_began_like_a_call_is_left_out_where_the_answer_is_cut() -> None:
+    for text in ("<tool_call>", '<tool_call>\n{"name": "ad', "<tool_call> {"):
+        parser = ToolParser(FORMATS["hermes"], NAMES)
+        assert parser.push(f"Ok {text}") == ["Ok "] and parser.finish(cut=True) == []
+    parser = ToolParser(FORMATS["llama3"], NAMES)
+    assert parser.push('{"na') == [] and parser.finish(cut=True) == ['{"na']
+
+
 def test_control_tokens_of_a_template_are_dropped() -> None:
     dropped = ("<|eot_id|>", "</s>")
     assert parse("llama3", "Hi</s> you<|eot_id|>", dropped=dropped) == ("Hi you", [])
