@@ -117,3 +117,10 @@ _.tools
 
 # hypothesis calls it.
 _.teardown
+
+# Fields of requests, read by name, and of chat's answers.
+_.guided_json
+_.guided_regex
+_.guided_choice
+_.guided_grammar
+_.tool_calls

@@ -11,6 +11,7 @@ from sash.spec.structured import StructuredOutputs
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 NAMED = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
+COMPACT = {"json_object": True, "disable_any_whitespace": True}
 PATHS = ["/v1/completions", "/v1/chat/completions"]
 BODIES = {"/v1/completions": {"prompt": "Hi"}, "/v1/chat/completions": CHAT}
 
@@ -34,7 +35,7 @@ def form_of(path: str, **body: Any) -> StructuredOutputs | None:
         ({"response_format": NAMED}, {"json": SCHEMA, "lenient": True}),
         ({"response_format": {"type": "text"}, "guided_regex": "a+"}, {"regex": "a+"}),
         ({"structured_outputs": {"json": SCHEMA}}, {"json": SCHEMA}),
-        ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, {"json_object": True, "disable_any_whitespace": True}),
+        ({"structured_outputs": COMPACT}, COMPACT),
         ({"structured_outputs": {"choice": ["a", "b"], "regex": None}}, {"choice": ["a", "b"]}),
         ({"guided_json": SCHEMA}, {"json": SCHEMA}),
         ({"guided_json": '{"type": "string"}'}, {"json": {"type": "string"}}),
@@ -58,9 +59,10 @@ def test_a_strict_schema_is_not_lenient() -> None:
     [
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}}, "response_format.json_schema.schema"),
+        ({"response_format": NAMED | {"json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
+        ({"response_format": NAMED | {"json_schema": {"schema": [1]}}}, "response_format.json_schema.schema"),
         ({"response_format": "json"}, "response_format"),
+        ({"guided_json": '{"a":' * 5000 + "1" + "}" * 5000}, "guided_json"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),

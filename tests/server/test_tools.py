@@ -34,6 +34,11 @@ NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 ID = re.compile(r"call_[0-9a-f]{24}")
 
 
+DEEP: Json = {}
+for _ in range(120):
+    DEEP = {"a": DEEP}
+
+
 def calling(*answers: str, **options: Any) -> Any:
     return saying(*(answer.encode() for answer in answers), **options)
 
@@ -210,6 +215,9 @@ def test_the_servers_option_decides_where_templates_do_not_tell() -> None:
         ({"tools": [{"type": "retrieval"}]}, "tools.0.type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 5}}]}, "tools.0.function.parameters"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": DEEP}}]}, "tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": [call("f", json.dumps(DEEP))]}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [call("f", "[" * 9000)]}]}, "messages.0.tool_calls"),
         ({"tools": {"a": 1}}, "tools"),
         ({"tools": TOOLS * 2}, "tools"),
         ({"tools": [TOOLS[1]] * 129}, "tools"),
@@ -218,7 +226,7 @@ def test_the_servers_option_decides_where_templates_do_not_tell() -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": TOOLS, "parallel_tool_calls": "yes"}, "parallel_tool_calls"),
         ({"tools": TOOLS, "guided_regex": "a"}, "guided_regex"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}]}, "messages.0.tool_calls"),
         ({"functions": [{"name": "f"}]}, "functions"),
     ],
 )  # fmt: skip

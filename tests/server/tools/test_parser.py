@@ -37,55 +37,71 @@ def parse(form: str, text: str, size: int = 1, dropped: tuple[str, ...] = ()) ->
     return joined(pieces)
 
 
+ADD = ("add", '{"a": 1}')
+ADDS, PADDS = '{"name": "add", "arguments": {"a": 1}}', '{"name": "add", "parameters": {"a": 1}}'
+SKY, PSKY = '{"name": "weather", "arguments": {}}', '{"name": "weather", "parameters": {}}'
+BARE_SKY = ("weather", "{}")
+
+HERMES_CASES = [
+    ("Just text with <b> and { braces }.", "Just text with <b> and { braces }.", []),
+    (f'<tool_call>\n{{"name": "weather", "arguments": {W}}}\n</tool_call>', "", [("weather", W)]),
+    (f'Hm.\n<tool_call>{{"arguments": {W}, "name": "weather"}}</tool_call>\n', "Hm.\n", [("weather", W)]),
+    (f"<tool_call>{ADDS}</tool_call>\n<tool_call>{SKY}</tool_call> done", "done", [ADD, BARE_SKY]),
+    (f"<tool_call>{ADDS[:-1]}", "", [ADD]),
+    ('<tool_call>{"name": "add", "arguments": {"a": [1, {"b', "", [("add", '{"a": [1, {"b')]),
+    ('<tool_call>{"name": "ad', '<tool_call>{"name": "ad', []),
+    ("<tool_call> no json", "<tool_call> no json", []),
+    ('<tool_call>{"noname": 1}</tool_call>', '<tool_call>{"noname": 1}</tool_call>', []),
+    ('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
+    ('<tool_call>{"name": "other", "arguments": {}}</tool_call>', "", [("other", "{}")]),
+    ('<tool_call>{"name": "add"}</tool_call>', "", [("add", "")]),
+    ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [ADD]),
+    (f'<tool_call>{{"type": "function", "function": {ADDS}}}</tool_call>', "", [ADD]),
+    ('<tool_call>{"id": [1, "}"], "name": "add", "x": null, "parameters": {}}</tool_call>', "", [("add", "{}")]),
+    ("a <tool", "a <tool", []),
+    (ADDS, ADDS, []),
+    (f"<tool_call>{ADDS}</tool_call> a  b <i> c", "a  b <i> c", [ADD]),
+    ("<tool_call></tool_call><tool_call> x", "<tool_call></tool_call><tool_call> x", []),
+]
+MISTRAL_CASES = [
+    (f"[TOOL_CALLS][{ADDS}, {SKY}]", "", [ADD, BARE_SKY]),
+    (f"[TOOL_CALLS] [{ADDS}] ok", "ok", [ADD]),
+    ('[TOOL_CALLS]add[ARGS]{"a": {"b": "]}"}}', "", [("add", '{"a": {"b": "]}"}}')]),
+    ('[TOOL_CALLS]add{"a": 1}[TOOL_CALLS]get.time[ARGS]{}', "", [ADD, ("get.time", "{}")]),
+    ("[TOOL_CALLS] is a mark", "[TOOL_CALLS] is a mark", []),
+    ("a [list] of [things", "a [list] of [things", []),
+]
+LLAMA_CASES = [
+    (PADDS, "", [ADD]),
+    (f'  {{"type": "function", {PADDS[1:]}; {PSKY}', "", [ADD, BARE_SKY]),
+    ('<|python_tag|>{"name": "unknown", "parameters": {}}', "", [("unknown", "{}")]),
+    ('{"name": "Bob", "age": 5}', '{"name": "Bob", "age": 5}', []),
+    ('{"key": "value"} and more', '{"key": "value"} and more', []),
+    (f"Text {PADDS}", f"Text {PADDS}", []),
+    ("{not json", "{not json", []),
+]
+GEMMA_CASES = [
+    (f"```tool_code\n{PADDS}\n```", "", [ADD]),
+    ("```tool_code\nadd(a=1, b='x')\n```", "", [("add", '{"a": 1, "b": "x"}')]),
+    (
+        "Ok:\n```tool_code\nprint(get.time(zone=None))\nadd(a=[True])\n```\nDone",
+        "Ok:\nDone",
+        [("get.time", '{"zone": null}'), ("add", '{"a": [true]}')],
+    ),
+    (f"```json\n{PSKY}\n```", "", [BARE_SKY]),
+    ('```json\n{"name": "Bob"}\n```', '```json\n{"name": "Bob"}\n```', []),
+    ("```json\n[1, 2]\n```", "```json\n[1, 2]\n```", []),
+    ("```tool_code\nimport os\nos.system('x')\n```", "```tool_code\nimport os\nos.system('x')\n```", []),
+    ("```tool_code\nadd(open('x'))\n```", "```tool_code\nadd(open('x'))\n```", []),
+    ("```tool_code\nadd(a=1", "```tool_code\nadd(a=1", []),
+    ("```python\nadd(a=1)\n```", "```python\nadd(a=1)\n```", []),
+    (PADDS, "", [ADD]),
+]
 CASES = [
-    # hermes
-    ("hermes", "Just text with <b> and { braces }.", "Just text with <b> and { braces }.", []),
-    ("hermes", f'<tool_call>\n{{"name": "weather", "arguments": {W}}}\n</tool_call>', "", [("weather", W)]),
-    ("hermes", f'Let me see.\n<tool_call>{{"arguments": {W}, "name": "weather"}}</tool_call>\n', "Let me see.\n", [("weather", W)]),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call> done', "done", [("add", '{"a": 1}'), ("add", '{"a": 2}')]),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}}', "", [("add", '{"a": 1}')]),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": [1, {"b', "", [("add", '{"a": [1, {"b')]),
-    ("hermes", '<tool_call>{"name": "ad', '<tool_call>{"name": "ad', []),
-    ("hermes", "<tool_call> no json", "<tool_call> no json", []),
-    ("hermes", '<tool_call>{"noname": 1}</tool_call>', '<tool_call>{"noname": 1}</tool_call>', []),
-    ("hermes", '<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
-    ("hermes", '<tool_call>{"name": "other", "arguments": {}}</tool_call>', "", [("other", "{}")]),
-    ("hermes", '<tool_call>{"name": "add"}</tool_call>', "", [("add", "")]),
-    ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("add", '{"a": 1}')]),
-    ("hermes", '<tool_call>{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}</tool_call>', "", [("add", '{"a": 1}')]),
-    ("hermes", '<tool_call>{"id": [1, "}"], "name": "add", "x": null, "parameters": {}}</tool_call>', "", [("add", "{}")]),
-    ("hermes", "a <tool", "a <tool", []),
-    ("hermes", '{"name": "add", "arguments": {}}', '{"name": "add", "arguments": {}}', []),
-    # mistral
-    ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}, {"name": "weather", "arguments": {}}]', "", [("add", '{"a": 1}'), ("weather", "{}")]),
-    ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": [1]}}] ok', "ok", [("add", '{"a": [1]}')]),
-    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": {"b": "]}"}}', "", [("add", '{"a": {"b": "]}"}}')]),
-    ("mistral", '[TOOL_CALLS]add{"a": 1}[TOOL_CALLS]get.time[ARGS]{}', "", [("add", '{"a": 1}'), ("get.time", "{}")]),
-    ("mistral", "[TOOL_CALLS] is a mark", "[TOOL_CALLS] is a mark", []),
-    ("mistral", "a [list] of [things", "a [list] of [things", []),
-    # llama3
-    ("llama3", '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
-    ("llama3", '  {"type": "function", "name": "add", "parameters": {"a": 1}}; {"name": "weather", "parameters": {}}', "", [("add", '{"a": 1}'), ("weather", "{}")]),
-    ("llama3", '<|python_tag|>{"name": "unknown", "parameters": {}}', "", [("unknown", "{}")]),
-    ("llama3", '{"name": "Bob", "age": 5}', '{"name": "Bob", "age": 5}', []),
-    ("llama3", '{"key": "value"} and more', '{"key": "value"} and more', []),
-    ("llama3", 'Text {"name": "add", "parameters": {}}', 'Text {"name": "add", "parameters": {}}', []),
-    ("llama3", "{not json", "{not json", []),
-    # gemma
-    ("gemma", '```tool_code\n{"name": "add", "parameters": {"a": 1}}\n```', "", [("add", '{"a": 1}')]),
-    ("gemma", "```tool_code\nadd(a=1, b='x')\n```", "", [("add", '{"a": 1, "b": "x"}')]),
-    ("gemma", "Ok:\n```tool_code\nprint(get.time(zone=None))\nadd(a=[True])\n```\nDone", "Ok:\nDone", [("get.time", '{"zone": null}'), ("add", '{"a": [true]}')]),
-    ("gemma", '```json\n{"name": "add", "parameters": {}}\n```', "", [("add", "{}")]),
-    ("gemma", '```json\n{"name": "Bob"}\n```', '```json\n{"name": "Bob"}\n```', []),
-    ("gemma", "```json\n[1, 2]\n```", "```json\n[1, 2]\n```", []),
-    ("gemma", "```tool_code\nimport os\nos.system('x')\n```", "```tool_code\nimport os\nos.system('x')\n```", []),
-    ("gemma", "```tool_code\nadd(open('x'))\n```", "```tool_code\nadd(open('x'))\n```", []),
-    ("gemma", "```tool_code\nadd(a=1", "```tool_code\nadd(a=1", []),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {}}</tool_call> a  b <i> c', "a  b <i> c", [("add", "{}")]),
-    ("hermes", "<tool_call></tool_call><tool_call> x", "<tool_call></tool_call><tool_call> x", []),
-    ("gemma", "```python\nadd(a=1)\n```", "```python\nadd(a=1)\n```", []),
-    ("gemma", '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
-]  # fmt: skip
+    (form, *case)
+    for form, cases in zip(FORMATS, (HERMES_CASES, MISTRAL_CASES, LLAMA_CASES, GEMMA_CASES), strict=True)
+    for case in cases
+]
 
 
 @pytest.mark.parametrize(("form", "answer", "text", "calls"), CASES)
@@ -98,7 +114,7 @@ def test_an_answer_is_text_and_calls_however_it_is_cut(
 
 def test_arguments_are_told_as_they_come() -> None:
     parser = ToolParser(FORMATS["hermes"], NAMES)
-    assert parser.push('Hm <tool_call>{"name": "add"') == ["Hm "] + [CallPiece(0, "add", "")]
+    assert parser.push('Hm <tool_call>{"name": "add"') == ["Hm ", CallPiece(0, "add", "")]
     assert parser.push(', "arguments": {"a"') == [CallPiece(0, None, '{"a"')]
     assert parser.push(': "long') == [CallPiece(0, None, ': "long')]
     assert parser.push(' text"}') == [CallPiece(0, None, ' text"}')]
@@ -111,6 +127,14 @@ def test_text_is_told_as_it_comes_and_what_may_be_a_mark_is_held_back() -> None:
     assert parser.push("BOX] yes") == ["[TOOLBOX] yes"]
 
 
+def test_what_began_like_a_call_is_left_out_where_the_answer_is_cut() -> None:
+    for text in ("<tool_call>", '<tool_call>\n{"name": "ad', "<tool_call> {"):
+        parser = ToolParser(FORMATS["hermes"], NAMES)
+        assert parser.push(f"Ok {text}") == ["Ok "] and parser.finish(cut=True) == []
+    parser = ToolParser(FORMATS["llama3"], NAMES)
+    assert parser.push('{"na') == [] and parser.finish(cut=True) == ['{"na']
+
+
 def test_control_tokens_of_a_template_are_dropped() -> None:
     dropped = ("<|eot_id|>", "</s>")
     assert parse("llama3", "Hi</s> you<|eot_id|>", dropped=dropped) == ("Hi you", [])
@@ -119,10 +143,12 @@ def test_control_tokens_of_a_template_are_dropped() -> None:
     assert parse("mistral", "[TOOL_CALLS]add[ARGS]{}</s>", dropped=dropped) == ("", [("add", "{}")])
 
 
-PARTS = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "```tool_code\n", "```", "\n", " ", "text",
-     '{"name": "add", "arguments": {"a": 1}}', '{"name":', '"add"', "{", "}", "[", "]", ",", ";", '"', "\\", "add(a=1)", "é🙂"]
-)  # fmt: skip
+MARKS = [mark for form in FORMATS.values() for mark in (*form.opens, *form.closes)]
+PARTS = st.sampled_from([*MARKS, *'\n ,;"\\{}[]', "[ARGS]", "text", ADDS, '{"name":', '"add"', "add(a=1)", "é🙂"])
+VALUES = st.recursive(st.text(max_size=9) | st.integers() | st.none(), st.lists, max_leaves=4)
+CALLS = st.lists(
+    st.tuples(st.sampled_from(NAMES), st.dictionaries(st.text(max_size=5), VALUES)), min_size=1, max_size=3
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -136,18 +162,7 @@ def test_any_text_is_taken_apart_the_same_way_in_pieces(form: str, answer: str, 
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    st.sampled_from(sorted(FORMATS)),
-    st.lists(
-        st.tuples(
-            st.sampled_from(NAMES),
-            st.dictionaries(st.text(max_size=5), st.recursive(st.text(max_size=9) | st.integers() | st.none(), st.lists, max_leaves=4)),
-        ),
-        min_size=1,
-        max_size=3,
-    ),
-    st.integers(1, 9),
-)  # fmt: skip
+@given(st.sampled_from(sorted(FORMATS)), CALLS, st.integers(1, 9))
 def test_what_a_format_writes_it_reads(form: str, calls: list[tuple[str, dict[str, object]]], size: int) -> None:
     written = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
     assert parse(form, FORMATS[form].write(written), size) == ("", written)

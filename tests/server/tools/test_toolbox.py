@@ -193,8 +193,15 @@ def test_the_plain_form_joins_a_system_message_and_text_beside_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    "calls", ["x", [5], [{"function": 5}], [{"function": {"arguments": "{}"}}], [{"function": {"name": "f", "arguments": "{"}}]]
-)  # fmt: skip
+    "calls",
+    [
+        "x",
+        [5],
+        [{"function": 5}],
+        [{"function": {"arguments": "{}"}}],
+        [{"function": {"name": "f", "arguments": "{"}}],
+    ],
+)
 def test_calls_that_are_none_are_refused(calls: Any) -> None:
     with pytest.raises(ApiError, match=r"messages\.0\.tool_calls") as error:
         rendered(PLAIN, [{"role": "assistant", "content": "", "tool_calls": calls}], None)

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from sash.server.protocol.common import Body
+
+MAX_DEPTH = 100
+
+
+def too_deep(value: object) -> bool:
+    """Whether lists and mappings stand inside each other more than ``MAX_DEPTH`` times: what walks them recurses."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _shallow(value: object) -> object:
+    if too_deep(value):
+        raise ValueError(f"must not be nested more than {MAX_DEPTH} times")
+    return value
 
 
 class FunctionSpec(Body):
@@ -42,7 +65,7 @@ class NamedTool(Body):
 class ToolBody(Body):
     """Functions that the model may call."""
 
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[Annotated[list[Tool], Field(max_length=128)] | None, BeforeValidator(_shallow)] = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         None,
         description="required: at least one call; an object: one call of that function. auto where tools are given.",

@@ -27,7 +27,7 @@ class ToolReply(ChatReply):
     def _choice(self, output: CompletionOutput) -> ChatChoice:
         choice = super()._choice(output)
         parser = self.toolbox.parser()
-        pieces = [*parser.push(output.text), *parser.finish()]
+        pieces = [*parser.push(output.text), *parser.finish(cut=output.finish_reason == "length")]
         text, calls = _gathered(pieces)
         if calls:
             message = choice["message"]
@@ -90,7 +90,9 @@ class ToolStream(ChatStream):
         pieces = parser.push(output.text)
         deltas = [self._delta(output.index, piece) for piece in pieces]
         if output.finish_reason is not None:
-            deltas += [self._delta(output.index, piece) for piece in parser.finish()]
+            deltas += [
+                self._delta(output.index, piece) for piece in parser.finish(cut=output.finish_reason == "length")
+            ]
             deltas += [_call(index, {"arguments": "{}"}) for index in sorted(self._silent[output.index])]
         choice.num_tokens += len(output.token_ids)
         if not deltas and (output.finish_reason is not None or not self._plain):

@@ -61,11 +61,13 @@ class ToolParser:
         self._held += text
         return list(self._run())
 
-    def finish(self) -> list[Piece]:
-        """No more text comes: the rest."""
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """No more text comes: the rest. ``cut``: it would have gone on, so what began like a call may be left out."""
         pieces = list(self._run(final=True))
         if self._told:
             self.count += 1
+        elif cut and self._opened.strip():
+            pass
         elif self._opened or self._reader.raw or self._held:
             pieces.append(self._opened + "".join(self._reader.raw) + self._held)
         self._opened = self._held = ""

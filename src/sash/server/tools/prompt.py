@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sash.server.errors import ApiError
+from sash.server.protocol.tools import too_deep
 from sash.server.tools.formats import ToolFormat
 from sash.server.tools.toolbox import Toolbox
 
@@ -73,6 +74,8 @@ def _read_call(call: object, where: str) -> dict[str, Any]:
             raise ApiError(
                 400, f"{where}: the arguments of {function['name'][:100]} are no JSON", param=where
             ) from None
+    if too_deep(arguments):
+        raise ApiError(400, f"{where}: the arguments of {function['name'][:100]} are nested too deeply", param=where)
     return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
