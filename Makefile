@@ -1,7 +1,7 @@
 # make run and make test need nothing but Python 3.11 to 3.13: both work in .venv, which they create.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: run serve test test-all test-isa sanitize e2e check format bench clean help
+.PHONY: run serve test test-all test-isa sanitize e2e check format bench load clean help
 
 PYTHON ?= python3.11 python3.12 python3.13 python3
 VENV ?= .venv
@@ -24,6 +24,7 @@ help:
 	@echo 'make check     format, lint, types, import direction, sizes, dead code'
 	@echo 'make format    fix what check finds and a machine can fix'
 	@echo 'make bench     sash alone and beside its peers (an hour), and docs/benchmarks.md from it; BENCH_ARGS=--quick'
+	@echo 'make load      the server under load, and deploy/load/report.md from it (an hour); LOAD_ARGS=--quick'
 	@echo 'make clean     remove $(VENV) and everything else that was made'
 
 $(VENV)/.created:
@@ -102,6 +103,10 @@ bench: $(VENV)/.test
 	done
 	$(BIN)/sash bench ops --record docs/records/bench.jsonl
 	$(BIN)/sash bench render
+
+# LOAD_ARGS: such as --quick, or --others none.
+load: $(VENV)/.test
+	$(BIN)/python deploy/load/run.py $(LOAD_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*

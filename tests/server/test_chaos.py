@@ -60,6 +60,7 @@ async def serving(folder: Path, timeout_s: float) -> AsyncIterator[tuple[AsyncEn
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
+        sock.listen()
         web = asyncio.create_task(server._serve([sock]))
         try:
             await engine.start()

@@ -47,10 +47,10 @@ async def stream(
     events, or when the task is cancelled, hang up.
 
     Raises:
-        ClientError: a status other than 200, or an answer that breaks off.
+        ClientError: no server, a status other than 200, or an answer that breaks off.
     """
     answer = Answer() if answer is None else answer
-    reader, writer = await asyncio.open_connection(address.host, address.port, limit=_LINE_BYTES)
+    reader, writer = await _connect(address)
     try:
         data = json.dumps(body).encode()
         head = (
@@ -81,10 +81,7 @@ async def fetch(address: Address, path: str) -> Any:
     Raises:
         ClientError: no server, no success, no JSON, or nothing for half a minute.
     """
-    try:
-        reader, writer = await asyncio.open_connection(address.host, address.port, limit=_LINE_BYTES)
-    except OSError as error:
-        raise ClientError(f"{address.url} doesn't answer ({error.strerror})") from error
+    reader, writer = await _connect(address)
     try:
         head = f"GET {path} HTTP/1.1\r\nHost: {address.host}:{address.port}\r\nConnection: close\r\n\r\n"
         async with asyncio.timeout(_FETCH_S):
@@ -95,6 +92,13 @@ async def fetch(address: Address, path: str) -> Any:
         raise ClientError(f"{address.url}{path}: no JSON ({error})") from error
     finally:
         writer.close()
+
+
+async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        return await asyncio.open_connection(address.host, address.port, limit=_LINE_BYTES)
+    except OSError as error:
+        raise ClientError(f"{address.url} doesn't answer ({error.strerror})") from error
 
 
 async def _head(reader: asyncio.StreamReader) -> int:

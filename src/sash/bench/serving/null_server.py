@@ -94,14 +94,21 @@ class NullServer:
             body = json.loads(await _body(receive))
             self._open += 1
             try:
-                await self._replay(body, send)
+                await self._replay(body, receive, send)
             finally:
                 self._open -= 1
         else:
             models = {"object": "list", "data": [{"id": self._model, "object": "model", "owned_by": "nobody"}]}
             await _answer(send, json.dumps(models | {"open": self._open}).encode())
 
-    async def _replay(self, body: dict[str, Any], send: Send) -> None:
+    async def _replay(self, body: dict[str, Any], receive: Receive, send: Send) -> None:
+        gone = asyncio.ensure_future(receive())
+        try:
+            await self._send_all(body, gone, send)
+        finally:
+            gone.cancel()
+
+    async def _send_all(self, body: dict[str, Any], gone: asyncio.Future[Any], send: Send) -> None:
         count = body.get("max_tokens") or body.get("max_completion_tokens") or 16
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
         at = time.monotonic() + self._first_s
@@ -109,6 +116,8 @@ class NullServer:
             # Held to a clock: what one sleep is too long, the next is shorter.
             if (rest := at - time.monotonic()) > 0:
                 await asyncio.sleep(rest)
+            if gone.done():
+                return
             await send({"type": "http.response.body", "body": event, "more_body": True})
             at += gap
         await send({"type": "http.response.body", "body": self._tail(count, body), "more_body": False})
