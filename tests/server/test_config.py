@@ -85,10 +85,10 @@ def test_keys_are_not_shown(tmp_path: Path) -> None:
 
 
 def test_jobs_are_kept_in_the_users_folder_unless_said_otherwise(tmp_path: Path) -> None:
-    assert configured(tmp_path, model="m").settings.jobs_dir == Path.home() / ".local/state/sash/jobs"
-    assert serve_config({"model": "m"}, {"XDG_STATE_HOME": "/state"}, None).settings.jobs_dir == Path(
-        "/state/sash/jobs"
-    )
+    assert configured(tmp_path, model="m").settings.jobs_dir == Path.home() / ".local/state/sash/jobs/8000"
+    elsewhere = serve_config({"model": "m", "port": 9000}, {"XDG_STATE_HOME": "/state"}, None).settings
+    assert elsewhere.jobs_dir == Path("/state/sash/jobs/9000")
+    assert configured(tmp_path, model="m", port=0).settings.jobs_dir is None
     assert configured(tmp_path, model="m", jobs_dir=Path("none")).settings.jobs_dir is None
     with pytest.raises(ConfigError, match="jobs_concurrency must be above 0"):
         configured(tmp_path, "jobs_concurrency: 0", model="m")

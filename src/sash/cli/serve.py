@@ -43,7 +43,7 @@ class ServeOptions:
     max_waiting: Annotated[int | None, _server("Answers that may wait; more get 429. Default: 256.")] = None
     drain_s: Annotated[float | None, _server("Seconds to finish in after SIGTERM. Default: 60.")] = None
     jobs_dir: Annotated[
-        Path | None, _server("Folder of the jobs store, or none. Default: sash/jobs in $XDG_STATE_HOME.")
+        Path | None, _server("Folder of the jobs store, or none. Default: sash/jobs/PORT in $XDG_STATE_HOME.")
     ] = None
     jobs_concurrency: Annotated[
         int | None, _server("Answers of jobs that may run at a time. Default: 3/4 of --max-num-seqs.")

@@ -60,7 +60,9 @@ def serve_config(flags: Mapping[str, Any], environ: Mapping[str, str], file: Pat
     if not model:
         raise ConfigError(f"no model: name one, as in sash serve gemma3-270m, by model: in the file or {PREFIX}MODEL")
     given.setdefault("request_timeout_s", DEFAULT_TIMEOUT_S)
-    given["jobs_dir"] = _jobs_dir(given.get("jobs_dir"), environ)
+    given["jobs_dir"] = _jobs_dir(
+        given.get("jobs_dir"), environ, given.get("port", ServerSettings.__dataclass_fields__["port"].default)
+    )
     names = tuple(given.pop("served_model_name", ()))
     own = {f.name for f in fields(ServerSettings)}
     settings = ServerSettings(
@@ -74,10 +76,11 @@ def serve_config(flags: Mapping[str, Any], environ: Mapping[str, str], file: Pat
     return ServeConfig(model, settings, engine)
 
 
-def _jobs_dir(given: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """The word none is for no jobs."""
+def _jobs_dir(given: Path | None, environ: Mapping[str, str], port: int) -> Path | None:
+    """The folder that was named; else one for each port, so that two servers don't meet in it and one that is started
+    again finds its own. The word none is for no jobs, and a server on any free port has no folder to come back to."""
     if given is None:
-        return default_jobs_dir(environ)
+        return default_jobs_dir(environ) / str(port) if port else None
     return None if given == Path("none") else given
 
 
