@@ -117,13 +117,13 @@ def _form(body: ResponseRequest) -> StructuredOutputs | None:
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
-        return StructuredOutputs(json_object=True)
+        return StructuredOutputs(json_object=True, origin="text.format")
     if given.schema_ is None:
         raise ApiError(400, "text.format of type json_schema needs a schema", param="text.format.schema")
     try:
-        return StructuredOutputs(json=given.schema_)
+        return StructuredOutputs(json=given.schema_, lenient=not given.strict, origin="text.format")
     except RequestError as error:
-        raise ApiError(400, f"text.format: {error}", param="text.format.schema") from None
+        raise ApiError(400, str(error), param="text.format.schema") from None
 
 
 def _earlier(body: ResponseRequest, state: ServerState) -> list[Item]:
