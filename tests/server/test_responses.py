@@ -138,6 +138,12 @@ def test_the_form_of_the_answer() -> None:
     engine = saying(b"{}")
     respond(engine, text={"format": {"type": "json_object"}})
     assert engine.params[0].structured_outputs == StructuredOutputs(json_object=True)
+    for strict in (True, False, None):
+        engine = saying(b"{}")
+        respond(engine, text={"format": given | {"strict": strict}})
+        assert engine.params[0].structured_outputs == StructuredOutputs(json=schema, lenient=not strict)
+    engine.refuse = "text.format json can't be used: Unimplemented keys"
+    assert refusal(PATH, {"input": "a", "text": {"format": given}}, engine)["param"] == "text.format"
 
 
 def test_events_come_in_order_and_are_numbered() -> None:

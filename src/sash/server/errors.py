@@ -115,10 +115,12 @@ def as_field_error(error: RequestValidationError) -> ApiError:
 def _field_of(message: str) -> str | None:
     """The field that a RequestError begins with: ``temperature must be …``."""
     first = re.split(r"[ =:]", message, maxsplit=1)[0]
-    return first if (first.isidentifier() and "_" in first) or first in _SINGLE_WORDS else None
+    return first if (first.isidentifier() and "_" in first) or first in _FIELDS else None
 
 
-_SINGLE_WORDS = frozenset({"n", "temperature", "stop", "seed", "logprobs", "prompt", "messages", "model", "tools"})
+_FIELDS = frozenset(
+    {"n", "temperature", "stop", "seed", "logprobs", "prompt", "messages", "model", "tools", "text.format"}
+)
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

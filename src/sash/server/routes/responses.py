@@ -117,7 +117,7 @@ def _form(body: ResponseRequest) -> StructuredOutputs | None:
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
-        return StructuredOutputs(json_object=True)
+        return StructuredOutputs(json_object=True, origin="text.format")
     if given.schema_ is None:
         raise ApiError(400, "text.format of type json_schema needs a schema", param="text.format.schema")
     try:
