@@ -75,15 +75,15 @@ def ask(i: int) -> tuple[str, dict[str, Any]]:
     """The i-th question of those that have one right answer: where to send it, and its body."""
     rng = random.Random(i)
     words = "".join(rng.choice("abc def.é\n") for _ in range(rng.randint(1, 30)))
-    body: dict[str, Any] = {"max_tokens": rng.randint(1, 20), "temperature": rng.choice([0, 0, 1.0]), "seed": i}
+    body: dict[str, Any] = {"max_tokens": rng.randint(1, 10), "temperature": rng.choice([0, 0, 1.0]), "seed": i}
     if i % 3 == 0:
         return PATHS["chat"], body | {"messages": [{"role": "user", "content": words}]}
     if i % 3 == 1:
-        return PATHS["completion"], body | {"prompt": words, "n": rng.randint(1, 3), "stop": ["q", "zz"]}
-    return PATHS["completion"], body | {"prompt": [[5, 6, 7 + i], [40] * rng.randint(1, 30)], "logprobs": 1}
+        return PATHS["completion"], body | {"prompt": words, "n": rng.randint(1, 2), "stop": ["q", "zz"]}
+    return PATHS["completion"], body | {"prompt": [[5, 6, 7 + i], [40] * rng.randint(1, 20)], "logprobs": 1}
 
 
-QUESTIONS = [ask(i) for i in range(24)]
+QUESTIONS = [ask(i) for i in range(15)]
 GREEDY_LONG = {"prompt": "Hello", "max_tokens": 50, "ignore_eos": True, "temperature": 0, "n": 2}
 TOO_LONG = {"prompt": "a" * 100, "max_tokens": 5}
 
@@ -153,7 +153,7 @@ class Chaos:
         self.port = port
         self.alone = alone
         self.count = count
-        self.rng = random.Random(seed)
+        self.seed = seed
         self.seen: Counter[str] = Counter()
         self.bad = list(malformed(count, BODY_LIMIT, seed))
 
@@ -163,7 +163,7 @@ class Chaos:
 
         async def one(i: int) -> None:
             async with seats:
-                await self.client(i, random.Random(self.rng.random()))
+                await self.client(i, random.Random(f"{self.seed} {i}"))
 
         await asyncio.gather(*(one(i) for i in range(self.count)))
 
@@ -171,7 +171,7 @@ class Chaos:
         await asyncio.sleep(rng.random() * 0.2)
         kind = rng.choices(
             ["whole", "stream", "leaves", "leaves_early", "half_sent", "gives_up", "long", "too_long", "malformed"],
-            [4, 4, 4, 2, 1, 2, 3, 1, 2],
+            [4, 4, 5, 3, 2, 3, 1, 2, 3],
         )[0]
         number = rng.randrange(len(QUESTIONS))
         path, body = QUESTIONS[number]
@@ -311,7 +311,7 @@ def run(folder: Path, alone: Alone, timeout_s: float, counts: list[int]) -> Coun
 
 
 def test_chaos_leaves_nothing_behind_and_survivors_are_answered_as_if_alone(folder: Path, alone: Alone) -> None:
-    seen = run(folder, alone, 300.0, [60, COUNT])
+    seen = run(folder, alone, 300.0, [40, COUNT])
     for kind in ("whole 429", "stream 200", "leaves", "leaves_early", "half_sent", "gives_up", "malformed 400"):
         assert seen[kind] > 3, seen
     assert seen["too_long 400"] + seen["too_long 429"] > 3, seen
@@ -319,5 +319,5 @@ def test_chaos_leaves_nothing_behind_and_survivors_are_answered_as_if_alone(fold
 
 
 def test_time_limits_leave_nothing_behind_either(folder: Path, alone: Alone) -> None:
-    seen = run(folder, alone, 0.15, [60, 90])
-    assert seen["long 504"] + seen["whole 504"] + seen["stream 504"] + seen["timed out in the stream"] > 3, seen
+    seen = run(folder, alone, 0.08, [30, 60])
+    assert seen["long 504"] + seen["whole 504"] + seen["stream 504"] + seen["timed out in the stream"] > 2, seen

@@ -15,6 +15,7 @@ import uvicorn
 
 from sash.engine.async_engine import AsyncEngine, Progress
 from sash.server.app import background, create_app
+from sash.server.bounded import BoundedHttp
 from sash.server.config import ServeConfig
 from sash.server.sampling import generation_defaults
 from sash.server.settings import ServerSettings
@@ -52,6 +53,8 @@ def serve(config: ServeConfig, on_progress: Progress | None = None) -> int:
     app = create_app(engine, config.settings, generation_defaults(source.path))
     http = uvicorn.Config(
         app,
+        http=BoundedHttp,
+        ws="none",
         log_config=None,
         access_log=False,
         # The service enters it by itself: what it raises is to be seen, before anything is loaded.
