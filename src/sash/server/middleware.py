@@ -14,7 +14,6 @@ import traceback
 import uuid
 from typing import Any
 
-from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sash.server.errors import ApiError, error_bytes
@@ -49,6 +48,13 @@ def request_id_of(scope: Scope) -> str:
 def note(scope: Scope, **fields: object) -> None:
     """Add fields to the request's line in the log. Never text of a prompt or an answer."""
     scope.setdefault(_NOTES, {}).update(fields)
+
+
+def route_of(scope: Scope) -> str:
+    """The path without the prefix under which a proxy publishes the server."""
+    path: str = scope["path"]
+    root = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 def header_of(scope: Scope, name: bytes) -> str:
@@ -112,7 +118,7 @@ class RequestLog:
         traffic = self._state.traffic
         traffic.bytes_out += bytes_out
         traffic.statuses[status] = traffic.statuses.get(status, 0) + 1
-        path = get_route_path(scope)
+        path = route_of(scope)
         if path in GENERATES:
             self._state.metrics.on_status(status, draining=self._state.draining)
         log = logger()
@@ -138,7 +144,7 @@ class ApiKeys:
         self._keys = [_digest(key.encode()) for key in state.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys and not needs_no_key(get_route_path(scope)):
+        if scope["type"] == "http" and self._keys and not needs_no_key(route_of(scope)):
             scheme, _, given = header_of(scope, b"authorization").partition(" ")
             if scheme.lower() != "bearer" or not self._known(given.strip().encode("latin-1")):
                 text = "a key is needed: send the header Authorization: Bearer KEY"
@@ -173,7 +179,7 @@ class Drain:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         new = self._state.draining and scope["type"] == "http" and scope["method"] == "POST"
-        if new and get_route_path(scope) in GENERATES:
+        if new and route_of(scope) in GENERATES:
             headers = {"Connection": "close", "Retry-After": "5"}
             text = "the server is shutting down; send the request to another one"
             await send_error(send, ApiError(503, text, code="draining", headers=headers))
@@ -235,7 +241,7 @@ class Bodies:
 
 def _check_headers(scope: Scope) -> None:
     kind, coding = header_of(scope, b"content-type"), header_of(scope, b"content-encoding")
-    lines = get_route_path(scope) == "/v1/jobs" and JSON_LINES.match(kind)
+    lines = route_of(scope) == "/v1/jobs" and JSON_LINES.match(kind)
     if not _JSON.match(kind) and not lines:
         raise ApiError(415, f"the body must be JSON with the header Content-Type: application/json, got {kind[:100]!r}")
     if coding.lower() not in ("", "identity"):
