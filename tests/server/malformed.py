@@ -15,6 +15,8 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
     "/tokenize": {"model": "tiny", "prompt": "Hello"},
     "/detokenize": {"model": "tiny", "tokens": [72, 105]},
+    "/v1/responses": {"model": "tiny", "input": "Hello", "max_output_tokens": 5},
+    "/v1/jobs": {"model": "tiny", "prompts": ["Hello", "you"], "max_tokens": 3},
 }
 NOT_TEXT = (5, 1.5, True, {}, [[]], {"a": "b"})
 NOT_INT = ("5", 1.5, [], {}, True, [1], "x")
@@ -43,6 +45,18 @@ SAMPLING: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (*NOT_INT, -2, 0),
     "model": (*NOT_TEXT, [], "other", "tiny\0", "../tiny", "", "\ud800"),
 }
+FORMS: dict[str, tuple[Any, ...]] = {
+    "response_format": (5, "json", [], {}, {"type": "xml"}, {"type": "json_schema"}, {"type": 5}),
+    "structured_outputs": (5, "x", [], {"regex": 5}, {"choice": []}, {"json": "{"}, {"a": 1}),
+    "guided_json": (5, [], "{", True),
+    "guided_regex": (5, []),
+    "guided_choice": (5, "x", {}, [], [5]),
+    "guided_grammar": (5, []),
+}
+TOOLS: dict[str, tuple[Any, ...]] = {
+    "tools": (5, "x", {}, [5], [{}], [{"type": "function"}], [{"type": "function", "function": {"name": 5}}]),
+    "tool_choice": (5, [], {}, "maybe", {"type": "function"}, {"type": "function", "function": {"name": "x"}}),
+}
 BAD_MESSAGES = (
     *(5, "x", {}, [], [5], [[]], [{}], [{"role": "user", "content": 5}], [{"content": "x"}], [{"role": 5}], [None]),
     *([{"role": "", "content": "x"}], [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
@@ -67,11 +81,22 @@ BAD_PROMPTS = (
 )
 WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
     "/v1/completions": SAMPLING
+    | FORMS
     | {"prompt": BAD_PROMPTS, "logprobs": (*NOT_INT[:4], -1, 1000), "best_of": (7,), "echo": NOT_BOOL},
     "/v1/chat/completions": SAMPLING
+    | FORMS
+    | TOOLS
     | {"messages": BAD_MESSAGES, "logprobs": NOT_BOOL, "top_logprobs": (*NOT_INT, -1, 1000, 3)},
     "/tokenize": {"prompt": (5, {}, [], True, "\ud800"), "model": SAMPLING["model"], "add_special_tokens": NOT_BOOL},
     "/detokenize": {"tokens": NOT_IDS, "model": SAMPLING["model"]},
+    "/v1/responses": {name: SAMPLING[name] for name in ("model", "temperature", "top_p", "stream", "seed", "stop")}
+    | {"input": (5, True, {}, [], [5], [{}], [{"role": "user", "content": 5}], "a\ud800", [{"type": "x"}])}
+    | {"max_output_tokens": (*NOT_INT, 0, -1), "store": NOT_BOOL, "text": (5, "x", {"format": {"type": "xml"}})}
+    | {"previous_response_id": (5, [], "resp_none"), "metadata": (5, "x", [], {"a": 5}), "truncation": (5, "some")},
+    "/v1/jobs": {name: SAMPLING[name] for name in ("model", "temperature", "top_k", "max_tokens", "stop", "n")}
+    | {"prompts": (5, "x", {}, [], [{}], [True], [[-1]], ["x", 5.5]), "max_concurrency": (*NOT_INT, 0, -1)}
+    | {"requests": (5, "x", {}, [], [5], [{}], [{"endpoint": "/health", "body": {}}])}
+    | {"metadata": (5, "x", [], {"a": 5}), "expires_after_s": (*NOT_FLOAT, 0, -1, 1e9)},
 }
 HUGE = (
     "1e400",
@@ -129,8 +154,8 @@ def two_wrong(rng: random.Random, path: str, valid: dict[str, Any]) -> bytes:
 
 
 def missing(rng: random.Random, path: str, valid: dict[str, Any]) -> bytes:
-    needed = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", "/detokenize": "tokens"}
-    name = needed.get(path, "prompt")
+    needed = {"/v1/chat/completions": "messages", "/detokenize": "tokens", "/v1/responses": "input"}
+    name = needed.get(path, "prompts" if path == "/v1/jobs" else "prompt")
     rest = {key: value for key, value in valid.items() if key != name}
     return _text(rest | rng.choice([{}, {name: None}, {name.upper(): valid[name]}]))
 
