@@ -82,7 +82,10 @@ def test_a_server_that_does_not_come_up_says_why(tmp_path: Path, launch: Launch,
 
 def test_what_each_server_is_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = " ".join(sash_launch(setting(), "--api-key", "k").command)
-    assert "serve a --port" in own and "--max-num-seqs 8 --max-model-len 640 --threads 2 --api-key k" in own
+    assert (
+        "serve a --port" in own
+        and "--max-num-seqs 8 --max-model-len 640 --threads 2 --jobs-dir none --api-key k" in own
+    )
     llama_command = " ".join(llama_launch(setting(), Path("/bin/llama-server")).command)
     assert "--model /m/a.gguf" in llama_command and "--parallel 8 --ctx-size 5120" in llama_command
     with pytest.raises(PeerError, match="reads GGUF files"):
