@@ -111,12 +111,20 @@ class WeightCache:
             folder = cache_dir()
             write_whole(folder / self._name, [_header_bytes(header), data.numpy().data])
             for old in folder.glob(f"{self._family}-*"):
-                # A part is somebody's who writes at this moment, or of a process that was killed.
-                fresh = old.name.endswith(".part") and time.time() - old.stat().st_mtime < _PART_SECONDS
-                if old.name != self._name and not fresh:
+                if old.name != self._name and not _being_written(old):
                     old.unlink(missing_ok=True)
         except (OSError, ModelError) as error:
             logger().warning(f"converted weights can't be kept for the next start: {error}")
+
+
+def _being_written(path: Path) -> bool:
+    """Whether a file is a part of somebody who writes at this moment, and not of a process that was killed."""
+    if path.suffix != ".part":
+        return False
+    try:
+        return time.time() - path.stat().st_mtime < _PART_SECONDS
+    except FileNotFoundError:  # it has just got its name
+        return True
 
 
 def _digest(text: str | bytes) -> str:
