@@ -119,6 +119,8 @@ def test_whole_numbers_may_be_written_with_a_point() -> None:
     engine = fake_engine()
     complete(engine, max_tokens=3.0, seed=7.0)
     assert (engine.params[0].max_tokens, engine.params[0].seed) == (3, 7)
+    complete(engine, prompt=[97.0, 98], stop_token_ids=[5.0])
+    assert engine.prompts[1] == [97, 98] and engine.params[1].stop_token_ids == (5,)
     assert refusal(PATH, {"prompt": "a", "max_tokens": 3.5})["param"] == "max_tokens"
 
 

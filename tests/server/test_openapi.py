@@ -43,3 +43,14 @@ def test_where_keys_are_wanted_is_told() -> None:
     assert operation("/v1/models", "get", locked)["security"] == [{"key": []}]
     assert "security" not in operation("/health", "get", locked)
     assert "security" not in operation("/v1/models", "get")
+
+
+def test_bounds_are_json_schemas_own() -> None:
+    def keys(node: object) -> set[str]:
+        if isinstance(node, dict):
+            return set(node) | set().union(*map(keys, node.values()))
+        return set().union(*map(keys, node)) if isinstance(node, list) else set()
+
+    assert not keys(DOCUMENT["components"]) & {"ge", "gt", "le", "lt"}
+    n = DOCUMENT["components"]["schemas"]["CompletionRequest"]["properties"]["n"]["anyOf"][0]
+    assert n == {"type": "integer", "minimum": 1, "maximum": 1024}

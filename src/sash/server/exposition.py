@@ -38,10 +38,12 @@ Family = Callable[..., GaugeMetricFamily | CounterMetricFamily]
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What one scrape shows. ``sample`` is None when the engine is dead or has never answered."""
+    """What one scrape shows. ``sample`` is None when the engine is dead or has never answered, ``jobs`` (by state)
+    where there is no store."""
 
     sample: Sample | None
     machine: Machine
+    jobs: Mapping[str, int] | None
 
 
 class Exposition(Collector):
@@ -164,8 +166,8 @@ def _server(names: _Names, state: ServerState, scrape: Scrape) -> Iterator[Metri
     yield from names.counter("http_sent_bytes", "Bytes of answers' bodies", traffic.bytes_out)
     answers = [({"status": str(status)}, count) for status, count in sorted(traffic.statuses.items())]
     yield from names.counters("http_responses", "HTTP requests by the status of the answer", answers)
-    if metrics.jobs is not None:
-        jobs = [({"state": name}, count) for name, count in metrics.jobs().items()]
+    if scrape.jobs is not None:
+        jobs = [({"state": name}, count) for name, count in scrape.jobs.items()]
         yield from names.gauges("jobs", "Jobs in the store by state", jobs)
 
 

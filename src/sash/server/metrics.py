@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from sash.engine.outputs import RequestOutput
 from sash.server.histograms import Clock, Histogram, Rates, Timing
@@ -46,8 +46,6 @@ class Metrics:
 
     Args:
         clock: seconds, monotonic; the engine's.
-
-    ``jobs`` may be set to a function that counts the jobs of the store by their state.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
@@ -71,7 +69,6 @@ class Metrics:
         self.open_requests = 0
         self.generated = Rates(HISTORY_S + 2, clock)
         self.prompts = Rates(HISTORY_S + 2, clock)
-        self.jobs: Callable[[], Mapping[str, int]] | None = None
 
     def on_start(self, whole: RequestOutput, params: SamplingParams, asked_s: float) -> Observation:
         """The engine was asked for something at ``asked_s`` and has taken it; ``whole`` will hold everything of it."""

@@ -41,11 +41,12 @@ def new_router(*tags: str) -> APIRouter:
     return APIRouter(route_class=JsonRoute, tags=list(tags))
 
 
-def answer_responses(whole: Any) -> dict[int | str, dict[str, Any]]:
-    """For ``responses`` of a route that answers with JSON, or with a stream where the body asks for one."""
+def answer_responses(whole: Any, *, end: str = "data: [DONE]") -> dict[int | str, dict[str, Any]]:
+    """For ``responses`` of a route that answers with JSON, or where the body asks for it with a stream, whose last
+    event is ``end``."""
     ok = {
         "model": whole,
-        "description": "The answer; with stream: true its chunks as server-sent events, at last data: [DONE]",
+        "description": f"The answer; with stream: true its chunks as server-sent events, at last {end}",
         "content": {"text/event-stream": {}},
     }
     return {200: ok, **error_responses(400, 401, 404, 413, 415, 429, 500, 503, 504)}

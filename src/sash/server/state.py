@@ -49,6 +49,10 @@ class ServerState:
     jobs: Jobs | None = None
     responses: ResponseStore = field(default_factory=ResponseStore)
 
+    async def job_counts(self) -> dict[str, int] | None:
+        """Jobs in the store by their state; None where there is no store, or it can't be read."""
+        return None if self.jobs is None else await self.jobs.counts()
+
     def __post_init__(self) -> None:
         self.engine = MeteredEngine(self.engine, self.metrics)
         self.reports = Reports(self.engine, self.metrics)

@@ -138,7 +138,7 @@ async def make_stats(state: ServerState, *, live: bool = False, max_age_s: float
         engine_restarts=max(state.engine.starts - 1, 0),
         engine_age_s=None if sample is None else max(metrics.clock() - sample.taken_s, 0.0),
         engine=_without_maps(sample),
-        jobs=None if metrics.jobs is None else dict(metrics.jobs()),
+        jobs=await state.job_counts(),
         page_maps=maps,
         versions=_versions(),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,18 @@ def test_jobs_are_listed_in_pages(folder: Path) -> None:
         assert [job["id"] for job in rest["data"]] == ids[2:] and not rest["has_more"]
         assert (await client.http.get("/v1/jobs", params={"after": "job_none"})).status_code == 404
         assert (await client.http.get("/v1/jobs", params={"limit": 0})).status_code == 400
+
+    serve(folder, test)
+
+
+def test_jobs_are_counted_by_state(folder: Path) -> None:
+    async def test(client: Client) -> None:
+        for _ in range(3):
+            await client.ended(await client.post({"prompts": ["a"]}))
+        stats = (await client.http.get("/stats")).json()["jobs"]
+        assert stats["completed"] == 3 and sum(stats.values()) == 3 and "queued" in stats
+        text = (await client.http.get("/metrics")).text
+        assert re.search(r'^sash:jobs\{[^}]*state="completed"[^}]*\} 3\.0$', text, re.M)
 
     serve(folder, test)
 

@@ -55,6 +55,13 @@ class Jobs:
         """A model that would have to be served for a job to go on."""
         return None if not job.is_open or self._runner.serves(job) else ", ".join(job.models)
 
+    async def counts(self) -> dict[str, int] | None:
+        """Jobs in the store by their state; None where it can't be read."""
+        try:
+            return await self._store.call(JobStore.counts)
+        except JobStoreError:
+            return None
+
     async def create(
         self, body: bytes, content_type: str, options: JobOptions, key: str | None
     ) -> tuple[Job, bool, list[str]]:

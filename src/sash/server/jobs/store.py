@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from sash.server.jobs.database import FILE_NAME, open_database, take_lock
 from sash.server.jobs.records import (
@@ -27,6 +28,7 @@ from sash.server.jobs.records import (
     Order,
     Pending,
     Result,
+    State,
     StoreFullError,
     TooManyJobsError,
 )
@@ -130,6 +132,13 @@ class JobStore:
     def open_jobs(self) -> list[Job]:
         """Jobs that still have something to run or to stop, oldest first."""
         return [job for job in self._select(f"WHERE state IN {_OPEN} ORDER BY seq", ()) if job.is_open]
+
+    def counts(self) -> dict[str, int]:
+        """Jobs by their state."""
+        counts = dict.fromkeys(get_args(State), 0)
+        with self._reading():
+            counts |= dict(self._db.execute("SELECT state, count(*) FROM jobs GROUP BY state"))
+        return counts
 
     def next_pending(self, job_id: str, after: int) -> Pending | None:
         """The first request above index ``after`` that has no result."""

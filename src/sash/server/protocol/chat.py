@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from sash.server.protocol.common import Body, GenerationBody, Int, PromptLogprobs, Usage
+from sash.server.protocol.common import WHOLE, Body, GenerationBody, Positive, PromptLogprobs, Usage
 from sash.server.protocol.structured import StructuredBody
 from sash.server.protocol.tools import ToolBody, ToolCall, ToolCallDelta
 from sash.spec.sampling import MAX_LOGPROBS
@@ -48,10 +48,12 @@ class ChatRequest(GenerationBody, TemplateBody, StructuredBody, ToolBody):
     """A conversation to answer."""
 
     messages: Messages
-    max_tokens: Annotated[Int, Field(ge=1)] | None = Field(None, description="When not given: what the context holds.")
-    max_completion_tokens: Annotated[Int, Field(ge=1)] | None = Field(None, description="The newer name of max_tokens.")
+    max_tokens: Positive | None = Field(None, description="When not given: what the context holds.")
+    max_completion_tokens: Positive | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool | None = None
-    top_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(None, description="Needs logprobs.")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
+        None, description="Needs logprobs."
+    )
 
 
 class TopLogprob(TypedDict):

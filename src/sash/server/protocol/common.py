@@ -24,33 +24,30 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# As far as the engine's messages carry it; the seed may be any integer.
-Int = Annotated[int, BeforeValidator(_whole), Field(ge=-MAX_INT, le=MAX_INT)]
-AnyInt = Annotated[int, BeforeValidator(_whole)]
+# Of an integer field. It comes after the field's bounds, or the description would not have them.
+WHOLE = BeforeValidator(_whole)
+Count = Annotated[int, Field(ge=0, le=MAX_INT), WHOLE]
+Positive = Annotated[int, Field(ge=1, le=MAX_INT), WHOLE]
 
 
-def ids_or_problem(value: object) -> str | None:
-    """What is wrong with a list of token ids, checked without a call for each."""
+def whole_ids(value: object) -> list[int]:
+    """Token ids, checked without a call for each. Raises ValueError."""
     if not isinstance(value, list):
-        return "must be a list of token ids"
-    if not value:
-        return None
-    if set(map(type, value)) != {int}:
-        return "must hold token ids, which are integers"
-    return None if min(value) >= 0 and max(value) <= MAX_INT else f"must hold token ids from 0 to {MAX_INT}"
-
-
-def _ids(value: object) -> list[int]:
-    problem = ids_or_problem(value)
-    if problem:
-        raise ValueError(problem)
-    assert isinstance(value, list)
+        raise ValueError("must be a list of token ids")
+    types = set(map(type, value))
+    if types == {float} or types == {int, float}:
+        value = list(map(_whole, value))
+        types = set(map(type, value))
+    if value and types != {int}:
+        raise ValueError("must hold token ids, which are integers")
+    if value and (min(value) < 0 or max(value) > MAX_INT):
+        raise ValueError(f"must hold token ids from 0 to {MAX_INT}")
     return value
 
 
 _ID_SCHEMA = {"type": "integer", "minimum": 0, "maximum": MAX_INT}
 IDS_SCHEMA = {"type": "array", "items": _ID_SCHEMA}
-TokenIds = Annotated[Any, BeforeValidator(_ids), WithJsonSchema(IDS_SCHEMA)]
+TokenIds = Annotated[Any, BeforeValidator(whole_ids), WithJsonSchema(IDS_SCHEMA)]
 
 
 def _stops(value: object) -> list[str]:
@@ -92,10 +89,10 @@ class GenerationBody(Body):
     model: str | None = Field(None, description="A name of the served model; left out: the one that is served.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[Int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = None
     temperature: float | None = Field(None, ge=0, le=1e30)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: Annotated[Int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT), WHOLE] | None = None
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=1e30)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -103,20 +100,20 @@ class GenerationBody(Body):
     logit_bias: dict[str, Annotated[float, Field(ge=-1e30, le=1e30)]] | None = Field(
         None, description="Token id, as text, to a number added to its logit."
     )
-    seed: AnyInt | None = None
+    seed: Annotated[int, WHOLE] | None = None
     stop: Stops | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[Int, Field(ge=0)] | None = None
+    min_tokens: Count | None = None
     skip_special_tokens: bool | None = None
     allowed_token_ids: TokenIds | None = None
     bad_token_ids: TokenIds | None = None
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(None, description="Words of one token each.")
-    prompt_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    truncate_prompt_tokens: Annotated[Int, Field(ge=-1)] | None = Field(
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT), WHOLE] | None = Field(
         None, description="Keep only so many tokens of the prompt's end; -1: as many as fit."
     )
 

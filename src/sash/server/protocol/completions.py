@@ -7,7 +7,16 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
-from sash.server.protocol.common import IDS_SCHEMA, GenerationBody, Int, PromptLogprobs, Usage, ids_or_problem
+from sash.server.protocol.common import (
+    IDS_SCHEMA,
+    WHOLE,
+    Count,
+    GenerationBody,
+    Positive,
+    PromptLogprobs,
+    Usage,
+    whole_ids,
+)
 from sash.server.protocol.structured import StructuredBody
 from sash.spec.sampling import MAX_LOGPROBS
 
@@ -28,13 +37,11 @@ def _prompt(value: object) -> object:
         raise ValueError("must be a text, a list of texts, a list of token ids or a list of such lists")
     if all(isinstance(item, str) for item in value):
         return value
-    lists = value if all(isinstance(item, list) for item in value) else [value]
-    for item in lists:
-        if problem := ids_or_problem(item):
-            raise ValueError(problem)
-        if not item:
-            raise ValueError("must hold no empty list; give at least one token")
-    return value
+    if not all(isinstance(item, list) for item in value):
+        return whole_ids(value)
+    if not all(value):
+        raise ValueError("must hold no empty list; give at least one token")
+    return [whole_ids(item) for item in value]
 
 
 _IDS = {**IDS_SCHEMA, "minItems": 1}
@@ -53,12 +60,12 @@ class CompletionRequest(GenerationBody, StructuredBody):
     """Texts to go on with."""
 
     prompt: Annotated[Any, BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
-    max_tokens: Annotated[Int, Field(ge=0)] | None = Field(
+    max_tokens: Count | None = Field(
         None, description="16 when not given; 0 only with echo: the prompt is scored, nothing is added."
     )
-    best_of: Annotated[Int, Field(ge=1)] | None = Field(None, description="Must be n: all answers are returned.")
+    best_of: Positive | None = Field(None, description="Must be n: all answers are returned.")
     echo: bool | None = None
-    logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     add_special_tokens: bool | None = Field(None, description="Start a text with BOS where the model has one; true.")
 
 

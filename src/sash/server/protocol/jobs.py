@@ -8,7 +8,7 @@ from pydantic import AliasChoices, Field
 from typing_extensions import TypedDict
 
 from sash.server.jobs.records import State
-from sash.server.protocol.common import Body, Int
+from sash.server.protocol.common import Body, Positive
 
 Path = Literal["/v1/completions", "/v1/chat/completions", "/v1/responses"]
 MAX_METADATA = 16
@@ -30,7 +30,7 @@ class JobOptions(Body):
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = Field(
         None, max_length=MAX_METADATA
     )
-    max_concurrency: Annotated[Int, Field(ge=1)] | None = Field(
+    max_concurrency: Positive | None = Field(
         None, description="Requests of this job that run at a time; left out: as many as there is room for."
     )
     expires_after_s: float | None = Field(

@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from sash.server.protocol.chat import TokenLogprob
-from sash.server.protocol.common import Body, GenerationBody, Int
+from sash.server.protocol.common import WHOLE, Body, GenerationBody, Positive
 
 # What we know and can't do, with the reason; everything else that is unknown is ignored, and told.
 REFUSED = {
@@ -51,7 +51,7 @@ class ResponseRequest(GenerationBody):
         description="A text, or items: messages, function_call and function_call_output."
     )
     instructions: str | None = Field(None, description="A system message before the input; it isn't carried over.")
-    max_output_tokens: Annotated[Int, Field(ge=1)] | None = Field(None, description="Left out: what the context holds.")
+    max_output_tokens: Positive | None = Field(None, description="Left out: what the context holds.")
     previous_response_id: str | None = None
     store: bool | None = Field(None, description="Keep the answer in memory, so that it can be read and gone on from.")
     background: bool | None = Field(None, description="Answer at once, generate later; the answer is read with GET.")
@@ -63,7 +63,7 @@ class ResponseRequest(GenerationBody):
         | None
     ) = None
     include: list[str] | None = Field(None, description=f"{INCLUDABLE}: scores of the answer's tokens.")
-    top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto: the oldest items are left out where all are too many."
     )

@@ -19,5 +19,5 @@ async def metrics(request: Request, state: Annotated[ServerState, Depends(state_
     """Everything in Prometheus' text format; docs/metrics.md says what each name means."""
     sample = await state.reports.get()
     exposition: Exposition = request.app.state.exposition
-    scrape = Scrape(sample, state.use.read(state.engine.pid))
+    scrape = Scrape(sample, state.use.read(state.engine.pid), await state.job_counts())
     return Response(exposition.render(scrape), headers={"content-type": CONTENT_TYPE})

@@ -40,7 +40,9 @@ State = Annotated[ServerState, Depends(state_of)]
 _FOUND = {200: {"model": ResponseObject}, **error_responses(400, 401, 404)}
 
 
-@router.post("/v1/responses", response_class=Response, responses=answer_responses(ResponseObject))
+@router.post(
+    "/v1/responses", response_class=Response, responses=answer_responses(ResponseObject, end="response.completed")
+)
 async def create_response(body: ResponseRequest, request: Request, state: State) -> Response:
     """Answer a conversation."""
     work = await prepare(body, state)
