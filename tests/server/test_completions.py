@@ -184,13 +184,13 @@ def test_prompts_may_be_cut_from_the_left(keep: int, max_tokens: int | None, ids
         assert refusal(PATH, body)["param"] == "truncate_prompt_tokens"
 
 
-def test_a_text_starts_with_bos_unless_that_is_refused() -> None:
+def test_a_text_starts_with_bos_unless_that_is_refused_and_may_name_control_tokens() -> None:
     tokenizer = ByteTokenizer(bos=1)
     seen = []
-    tokenizer.encode = lambda text, *, add_bos=True, parse_special=False: seen.append(add_bos) or [5]  # type: ignore[method-assign]
+    tokenizer.encode = lambda text, *, add_bos=True, parse_special=False: seen.append((add_bos, parse_special)) or [5]  # type: ignore[method-assign]
     complete(fake_engine(tokenizer=tokenizer))
     complete(fake_engine(tokenizer=tokenizer), add_special_tokens=False)
-    assert seen == [True, False]
+    assert seen == [(True, True), (False, True)]
 
 
 def test_echo_scores_the_prompt_as_lm_eval_wants_it() -> None:

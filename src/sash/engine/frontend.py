@@ -107,7 +107,7 @@ class Frontend:
                 raise RequestError("the prompt is empty; give some text or token ids")
             if self._tokenizer is None:
                 raise RequestError("this engine has no tokenizer; give the prompt as token ids")
-            return prompt, self._tokenizer.encode(prompt)
+            return prompt, self._tokenizer.encode(prompt, parse_special=True)
         if isinstance(prompt, bytes | bytearray):  # its numbers would pass for token ids
             raise RequestError("a prompt is a string or a list of token ids, got bytes; decode them, as UTF-8 mostly")
         if not isinstance(prompt, Sequence):

@@ -17,7 +17,7 @@ from sash.server.engine import ServingEngine
 from sash.server.errors import ApiError, as_api_error, as_field_error, error_response
 from sash.server.exposition import Exposition
 from sash.server.jobs.service import running_jobs
-from sash.server.middleware import layers, needs_no_key
+from sash.server.middleware import layers, needs_no_key, note
 from sash.server.routes import chat, completions, health, jobs, metrics, models, page, responses, stats, tokenize
 from sash.server.settings import ServerSettings
 from sash.server.state import ServerState
@@ -120,14 +120,14 @@ def _read_template(settings: ServerSettings) -> str | None:
 # Handlers are coroutines because plain functions would run in threads.
 
 
-async def _on_sash_error(_: Request, error: Exception) -> Response:
+async def _on_sash_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, SashError)
-    return error_response(as_api_error(error))
+    return _refused(request, as_api_error(error))
 
 
-async def _on_validation_error(_: Request, error: Exception) -> Response:
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return error_response(as_field_error(error))
+    return _refused(request, as_field_error(error))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -138,4 +138,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         told = f"there is no {request.url.path[:200]} here; /docs lists what is"
     elif error.status_code == 405:
         told = f"{request.method[:20]} is not allowed on {request.url.path[:200]}"
-    return error_response(ApiError(error.status_code, told, headers=dict(error.headers or {})))
+    return _refused(request, ApiError(error.status_code, told, headers=dict(error.headers or {})))
+
+
+def _refused(request: Request, error: ApiError) -> Response:
+    """The answer; the log gets no message, which may quote a prompt."""
+    note(request.scope, error=error.code or str(error.status), **({"param": error.param} if error.param else {}))
+    return error_response(error)

@@ -39,7 +39,7 @@ def tokenizer_of(state: ServerState, param: str) -> Tokenizer:
 async def encode_texts(
     state: ServerState, texts: Sequence[str], *, add_bos: bool, param: str, empty: bool = False
 ) -> list[list[int]]:
-    """Token ids of each text; ``empty`` ones may have none.
+    """Token ids of each text, names of control tokens being these; ``empty`` ones may have none.
 
     Raises:
         ApiError: no tokenizer, or a text without a token.
@@ -47,7 +47,7 @@ async def encode_texts(
     tokenizer = tokenizer_of(state, param)
 
     def work() -> list[list[int]]:
-        return [tokenizer.encode(text, add_bos=add_bos) for text in texts]
+        return [tokenizer.encode(text, add_bos=add_bos, parse_special=True) for text in texts]
 
     encoded = await aside(sum(map(len, texts)), work)
     if not empty and not all(encoded):
