@@ -36,6 +36,8 @@ class BodyReader:
         Raises:
             ValueError: the bytes are no frames.
         """
+        if not self._data and len(data) >= _LENGTH.size and len(data) - _LENGTH.size == _LENGTH.unpack_from(data)[0]:
+            return [data[_LENGTH.size :]]  # one whole frame, as nearly always
         self._data += data
         out: list[bytes] = []
         start = 0

@@ -12,8 +12,8 @@ Clock = Callable[[], float]
 # Buckets of `Recent`: each is 7 % wider than the one before, from 0.1 ms to half an hour.
 _LOWEST = 1e-4
 _RATIO = 1.07
-_LOG_RATIO = math.log(_RATIO)
 _NUM_BUCKETS = 248
+_BOUNDS = tuple(_LOWEST * _RATIO**i for i in range(_NUM_BUCKETS - 1))
 _SLOT_S = 10.0
 _NUM_SLOTS = 30
 
@@ -64,8 +64,7 @@ class Recent:
             self._slot = slot
             self._counts = self._slots.setdefault(slot, [0] * _NUM_BUCKETS)
             self._forget(slot)
-        index = int(math.log(value / _LOWEST) / _LOG_RATIO) + 1 if value > _LOWEST else 0
-        self._counts[min(index, _NUM_BUCKETS - 1)] += 1
+        self._counts[bisect_left(_BOUNDS, value)] += 1
 
     def _forget(self, slot: int) -> None:
         for old in [old for old in self._slots if old <= slot - _NUM_SLOTS]:

@@ -10,6 +10,8 @@ from sash.spec.errors import RequestError
 
 # Stands for a space in the pieces of SentencePiece and of tokenizers made like it.
 SPACE = "\u2581"
+# Tokens whose bytes a tokenizer remembers.
+CACHED_TOKENS = 1 << 16
 
 
 class Tokenizer(Protocol):

@@ -11,9 +11,7 @@ from typing import Any
 import tokenizers
 
 from sash.spec.errors import ModelError
-from sash.text.base import SPACE, check_text, decode_bytes, with_bos
-
-_CACHED_TOKENS = 1 << 16
+from sash.text.base import CACHED_TOKENS, SPACE, check_text, decode_bytes, with_bos
 
 
 class FastTokenizer:
@@ -55,7 +53,7 @@ class FastTokenizer:
             starts_with == [self.bos_token_id] if add_bos is None else add_bos
         )
         self._bytes_of, self.strips_space = _piece_decoder(inner, source)
-        self._cached_bytes = lru_cache(_CACHED_TOKENS)(self._spelled_bytes)
+        self._cached_bytes = lru_cache(CACHED_TOKENS)(self._spelled_bytes)
 
     def encode(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
         """See ``Tokenizer.encode``."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 import sentencepiece
@@ -14,7 +15,7 @@ import sentencepiece
 from sash.spec.errors import ModelError
 from sash.spec.ggml import TokenType
 from sash.spec.gguf import GgufHeader
-from sash.text.base import SPACE, SpecialSplitter, check_text, decode_bytes, with_bos
+from sash.text.base import CACHED_TOKENS, SPACE, SpecialSplitter, check_text, decode_bytes, with_bos
 from sash.text.cache import cached
 
 # Names of this module, as loops over a whole vocabulary look them up.
@@ -45,6 +46,7 @@ class SentencePieceTokenizer:
             self._model.LoadFromSerializedProto(cached("spm", _key(header), lambda: _model_bytes(header)))
         except RuntimeError as error:
             raise ModelError(f"{header.path}: its tokenizer.ggml vocabulary makes no tokenizer ({error})") from error
+        self._cached_bytes = lru_cache(CACHED_TOKENS)(self._spelled_bytes)
         self._specials = SpecialSplitter({self._piece(i): i for i in self.special_ids})
 
     def encode(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
@@ -64,6 +66,9 @@ class SentencePieceTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """See ``Tokenizer.token_bytes``."""
+        return self._cached_bytes(token_id)
+
+    def _spelled_bytes(self, token_id: int) -> bytes:
         if not 0 <= token_id < self.vocab_size:
             return b""
         piece = self._piece(token_id)

@@ -34,15 +34,12 @@ def whole_ids(value: object) -> list[int]:
     """Token ids, checked without a call for each. Raises ValueError."""
     if not isinstance(value, list):
         raise ValueError("must be a list of token ids")
-    types = set(map(type, value))
-    if types == {float} or types == {int, float}:
-        value = list(map(_whole, value))
-        types = set(map(type, value))
-    if value and types != {int}:
+    ids: list[Any] = list(map(_whole, value)) if float in set(map(type, value)) else value
+    if ids and set(map(type, ids)) != {int}:
         raise ValueError("must hold token ids, which are integers")
-    if value and (min(value) < 0 or max(value) > MAX_INT):
+    if ids and (min(ids) < 0 or max(ids) > MAX_INT):
         raise ValueError(f"must hold token ids from 0 to {MAX_INT}")
-    return value
+    return ids
 
 
 _ID_SCHEMA = {"type": "integer", "minimum": 0, "maximum": MAX_INT}
