@@ -1,0 +1,173 @@
+"""What to do, and the number behind it. Nothing is said that isn't computed for this model at this length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sash.planner.capacity import ring_pages
+from sash.planner.compute import attention_flop, crossover_token, linear_flop
+from sash.planner.designs import forms, hybrid_of, reference_of, window_of
+from sash.planner.estimates import CHUNK, REACH_WINDOWS, SHARED_RATIO
+from sash.planner.solve import Answer
+from sash.planner.units import share, size, spaced, tokens_of
+from sash.spec.span import SpanKind
+
+# What answers draw on: facts anywhere, the last tokens, or the prompt and the last tokens.
+Needs = Literal["distant", "recent", "prompt"]
+NEEDS: tuple[Needs, ...] = ("distant", "recent", "prompt")
+_WHEN = {
+    "distant": "where answers need distant facts",
+    "recent": "where answers need recent text alone",
+    "prompt": "where answers need their prompt",
+}
+# A cache below this share of the weights isn't worth a compromise.
+_SMALL = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One piece: what to do, and why in numbers."""
+
+    topic: str
+    do: str
+    because: str
+
+
+def advise(answer: Answer, needs: Needs) -> tuple[Advice, ...]:
+    """All advice for an answer."""
+    pieces = [_choice(answer, needs), _ring(answer), _ratio(answer), _chunk(answer), _rows(answer), _time(answer)]
+    return tuple(piece for piece in pieces if piece is not None)
+
+
+def _choice(answer: Answer, needs: Needs) -> Advice:
+    """Full, hybrid, pure or R-SWA: the first that gives what is needed and fits; all sizes beside it."""
+    layout, shapes, context = answer.layout, answer.shapes, answer.context or 1
+    window = window_of(shapes)
+    prompt = answer.prompt
+    sizes = {name: replace(layout, shapes=form).held_bytes(context, prompt) for name, form in forms(shapes).items()}
+    seats = max(answer.requests, 1)
+    full = seats * sizes["full"]
+    fits = full <= answer.kv_bytes
+    small = answer.weight_bytes is not None and full < _SMALL * answer.weight_bytes
+    told = ", ".join(f"{name} {size(value)}" for name, value in sizes.items())
+    if context <= window:
+        do, why = "full", f"{tokens_of(context)} lie within a window of {window}: a window saves nothing"
+    elif needs == "distant":
+        do = "full" if fits and small else "hybrid"
+        why = (
+            f"{seats} full cache{'s'[: seats > 1]} take{'s'[seats > 1 :]} {size(full)}, {share(full, answer.weight_bytes or 0)} of the weights"
+            if do == "full"
+            else f"{hybrid_of(shapes).count(False)} full layers see everything, at {share(sizes['hybrid'], sizes['full'])} of full storage"
+        )
+    elif needs == "prompt":
+        do = "R-SWA" if context - prompt > max(reference_of(shapes).windows) else "full"
+        why = (
+            f"the prompt stays, of {context - prompt} generated tokens {max(reference_of(shapes).windows)} do: "
+            f"{share(sizes['R-SWA'], sizes['full'])} of full storage"
+            if do == "R-SWA"
+            else f"{context - prompt} generated tokens don't fill a window: nothing would slide"
+        )
+    else:
+        do = "pure window"
+        why = f"the last {window} tokens are enough: {share(sizes[do], sizes['full'])} of full storage, however long"
+    return Advice("span", f"{do}, {_WHEN[needs]}", f"{why} (a request of {tokens_of(context)}: {told})")
+
+
+def _ring(answer: Answer) -> Advice | None:
+    layout, shapes, context = answer.layout, answer.shapes, answer.context or 1
+    uniform, own = layout.uniform_bytes(context), layout.held_bytes(context, answer.prompt)
+    if not shapes.windows:
+        return None
+    window = max(shapes.windows)
+    if own >= uniform:
+        return Advice(
+            "ring", "no ring is needed", f"a request of {tokens_of(context)} never leaves a window of {window}"
+        )
+    if shapes.hybrid:
+        rows = layout.token_bytes
+        floor = sum(rows[g.name] for g in shapes.groups if not g.bounded) / sum(rows.values())
+        because = (
+            f"{size(own)} instead of {size(uniform)} a request; longer ones tend to {share(floor, 1)}, not to nothing"
+        )
+    else:
+        layers = shapes.count(True)
+        because = (
+            f"{size(own)} instead of {size(uniform)} a request, at any length; nothing beyond {window} tokens is seen "
+            f"directly, {tokens_of(int(REACH_WINDOWS * window))} arrive in practice, {tokens_of(layers * window)} at most"
+        )
+    if all(kind.span.kind is SpanKind.REFERENCE for kind in shapes.kinds):
+        because = f"{size(own)} instead of {size(uniform)} a request; a longer answer takes no more"
+    return Advice("ring", f"keep the rings: {share(own, uniform)} of one uniform cache", because)
+
+
+def _ratio(answer: Answer) -> Advice | None:
+    layout, context, seats = answer.layout, answer.context, answer.requests
+    if not answer.shapes.hybrid or not context or not seats or answer.kv_bytes < layout.request_bytes(context):
+        return None
+    need = layout.demand(context, 1).request_pages()
+    full = max(n for g, n in zip(answer.shapes.groups, need, strict=True) if not g.bounded)
+    pages = layout.ratio_pools(context, seats, answer.kv_bytes, SHARED_RATIO)
+    fewer, own = (layout.fitting(p, context, answer.prompt) for p in (pages, answer.pages))
+    if fewer >= own:
+        return None
+    return Advice(
+        "ratio",
+        "leave swa_full_tokens_ratio to the automatic split",
+        f"a request needs {ring_pages(layout, context) / full:.3f} window tokens per full token; with {SHARED_RATIO} "
+        f"{fewer} of {tokens_of(context)} fit instead of {own}",
+    )
+
+
+def _chunk(answer: Answer) -> Advice | None:
+    layout, shapes = answer.layout, answer.shapes
+    if not shapes.windows or not answer.context or any(k.span.kind is SpanKind.REFERENCE for k in shapes.kinds):
+        return None
+    window, rows = max(shapes.windows), layout.token_bytes
+    bounded = sum(rows[g.name] for g in shapes.groups if g.bounded)
+    if window > CHUNK:
+        chunks = f"{window} rows of a window cost {window / CHUNK:.0f} chunks of {CHUNK}"
+    else:
+        chunks = f"a chunk of {CHUNK} passes a window of {window} whole"
+    return Advice(
+        "chunk",
+        "choose the prefill chunk for speed alone",
+        f"a ring keeps {spaced(ring_pages(layout, answer.context) * layout.page_size)} tokens at any chunk ({chunks}); engines "
+        f"that set W + chunk aside take {size(CHUNK * bounded)} more a request at {CHUNK}",
+    )
+
+
+def _rows(answer: Answer) -> Advice | None:
+    layout = answer.layout
+    if "int8" in layout.dtypes or not answer.context or not answer.kv_bytes:
+        return None
+    narrow = replace(layout, precision=replace(layout.precision, kv="int8", window_kv=None))
+    now = layout.most_requests(answer.context, answer.prompt, answer.kv_bytes)
+    then = narrow.most_requests(answer.context, answer.prompt, answer.kv_bytes)
+    if then <= now or answer.solved == "memory":
+        return None
+    return Advice(
+        "rows",
+        "int8 rows if more must run at once",
+        f"{then} requests instead of {now}: {size(narrow.held_bytes(answer.context, answer.prompt))} each, within 0.3 % of perplexity",
+    )
+
+
+def _time(answer: Answer) -> Advice | None:
+    shapes, context = answer.shapes, answer.context
+    if shapes.weights is None or not context:
+        return None
+    cost = attention_flop(shapes, context - 1, answer.prompt)
+    linear, cross = linear_flop(shapes), crossover_token(shapes)
+    meets = f"the two meet at {tokens_of(cross)}" if cross else "the two never meet"
+    if cost < linear:
+        return Advice(
+            "time",
+            "expect memory from a window here, not speed of products",
+            f"at {tokens_of(context)} attention costs {share(cost, linear)} of the linear layers; {meets}",
+        )
+    return Advice(
+        "time",
+        "attention is the larger part here: windows save time as well",
+        f"at {tokens_of(context)} it costs {cost / linear:.1f} × the linear layers; {meets}",
+    )
