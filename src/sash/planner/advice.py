@@ -42,36 +42,33 @@ def advise(answer: Answer, needs: Needs) -> tuple[Advice, ...]:
 
 def _choice(answer: Answer, needs: Needs) -> Advice:
     """Full, hybrid, pure or R-SWA: the first that gives what is needed and fits; all sizes beside it."""
-    layout, shapes, context = answer.layout, answer.shapes, answer.context or 1
-    window = window_of(shapes)
-    prompt = answer.prompt
-    sizes = {name: replace(layout, shapes=form).held_bytes(context, prompt) for name, form in forms(shapes).items()}
-    seats = max(answer.requests, 1)
-    full = seats * sizes["full"]
-    fits = full <= answer.kv_bytes
-    small = answer.weight_bytes is not None and full < _SMALL * answer.weight_bytes
-    told = ", ".join(f"{name} {size(value)}" for name, value in sizes.items())
+    layout, shapes, context, prompt = answer.layout, answer.shapes, answer.context or 1, answer.prompt
+    sizes = {n: replace(layout, shapes=form).held_bytes(context, prompt) for n, form in forms(shapes).items()}
+    told = f"a request of {tokens_of(context)}: " + ", ".join(f"{n} {size(value)}" for n, value in sizes.items())
+    do, why = _chosen(answer, needs, sizes)
+    if do != "full":
+        why += f", {share(sizes[do], sizes['full'])} of full storage"
+    return Advice("span", f"{do}, {_WHEN[needs]}", f"{why} ({told})")
+
+
+def _chosen(answer: Answer, needs: Needs, sizes: dict[str, int]) -> tuple[str, str]:
+    """A key of ``sizes``, and why."""
+    shapes, context, seats = answer.shapes, answer.context or 1, max(answer.requests, 1)
+    window, late = window_of(shapes), max(reference_of(shapes).windows)
+    generated = context - answer.prompt
     if context <= window:
-        do, why = "full", f"{tokens_of(context)} lie within a window of {window}: a window saves nothing"
-    elif needs == "distant":
-        do = "full" if fits and small else "hybrid"
-        why = (
-            f"{seats} full cache{'s'[: seats > 1]} take{'s'[seats > 1 :]} {size(full)}, {share(full, answer.weight_bytes or 0)} of the weights"
-            if do == "full"
-            else f"{hybrid_of(shapes).count(False)} full layers see everything, at {share(sizes['hybrid'], sizes['full'])} of full storage"
-        )
-    elif needs == "prompt":
-        do = "R-SWA" if context - prompt > max(reference_of(shapes).windows) else "full"
-        why = (
-            f"the prompt stays, of {context - prompt} generated tokens {max(reference_of(shapes).windows)} do: "
-            f"{share(sizes['R-SWA'], sizes['full'])} of full storage"
-            if do == "R-SWA"
-            else f"{context - prompt} generated tokens don't fill a window: nothing would slide"
-        )
-    else:
-        do = "pure window"
-        why = f"the last {window} tokens are enough: {share(sizes[do], sizes['full'])} of full storage, however long"
-    return Advice("span", f"{do}, {_WHEN[needs]}", f"{why} (a request of {tokens_of(context)}: {told})")
+        return "full", f"{tokens_of(context)} lie within a window of {spaced(window)}, which then saves nothing"
+    if needs == "recent":
+        return "pure window", f"the last {tokens_of(window)} are enough, however long the text"
+    if needs == "prompt":
+        if generated > late:
+            return "R-SWA", f"the prompt stays, and of {tokens_of(generated)} of answer the last {late}"
+        return "full", f"{tokens_of(generated)} of answer don't fill a window of {late}, so nothing would slide"
+    caches = seats * sizes["full"]
+    weights = answer.weight_bytes
+    if weights is not None and caches <= min(answer.kv_bytes, int(_SMALL * weights)):
+        return "full", f"caches take {size(caches)} in all, {share(caches, weights)} of the weights"
+    return "hybrid", f"{hybrid_of(shapes).count(False)} full layers see everything"
 
 
 def _ring(answer: Answer) -> Advice | None:
@@ -92,9 +89,10 @@ def _ring(answer: Answer) -> Advice | None:
         )
     else:
         layers = shapes.count(True)
+        reach = tokens_of(int(REACH_WINDOWS * window))
         because = (
-            f"{size(own)} instead of {size(uniform)} a request, at any length; nothing beyond {window} tokens is seen "
-            f"directly, {tokens_of(int(REACH_WINDOWS * window))} arrive in practice, {tokens_of(layers * window)} at most"
+            f"{size(own)} instead of {size(uniform)} a request, at any length; {tokens_of(window)} are seen directly, "
+            f"about {reach} reach an answer through the layers, {tokens_of(layers * window)} at the very most"
         )
     if all(kind.span.kind is SpanKind.REFERENCE for kind in shapes.kinds):
         because = f"{size(own)} instead of {size(uniform)} a request; a longer answer takes no more"
@@ -129,11 +127,12 @@ def _chunk(answer: Answer) -> Advice | None:
         chunks = f"{window} rows of a window cost {window / CHUNK:.0f} chunks of {CHUNK}"
     else:
         chunks = f"a chunk of {CHUNK} passes a window of {window} whole"
+    kept = tokens_of(ring_pages(layout, answer.context) * layout.page_size)
     return Advice(
         "chunk",
         "choose the prefill chunk for speed alone",
-        f"a ring keeps {spaced(ring_pages(layout, answer.context) * layout.page_size)} tokens at any chunk ({chunks}); engines "
-        f"that set W + chunk aside take {size(CHUNK * bounded)} more a request at {CHUNK}",
+        f"a ring keeps {kept} at any chunk ({chunks}); engines that "
+        f"set W + chunk aside take {size(CHUNK * bounded)} more a request at {CHUNK}",
     )
 
 
@@ -144,12 +143,13 @@ def _rows(answer: Answer) -> Advice | None:
     narrow = replace(layout, precision=replace(layout.precision, kv="int8", window_kv=None))
     now = layout.most_requests(answer.context, answer.prompt, answer.kv_bytes)
     then = narrow.most_requests(answer.context, answer.prompt, answer.kv_bytes)
+    each = narrow.held_bytes(answer.context, answer.prompt)
     if then <= now or answer.solved == "memory":
         return None
     return Advice(
         "rows",
         "int8 rows if more must run at once",
-        f"{then} requests instead of {now}: {size(narrow.held_bytes(answer.context, answer.prompt))} each, within 0.3 % of perplexity",
+        f"{then} requests instead of {now}, {size(each)} each; perplexity changes by 0.3 % at most",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,14 +47,14 @@ def _memory(plan: Plan, axes: Any) -> None:
     answer = plan.answer.context - plan.answer.prompt
     for name, shapes in forms(plan.shapes).items():
         layout = replace(plan.layout, shapes=shapes)
-        _line(axes, plan, name, lambda n, layout=layout: layout.held_bytes(n, max(n - answer, 1)) / 2**30)
+        _line(axes, name, [(n, layout.held_bytes(n, max(n - answer, 1)) / 2**30) for n in lengths(plan)])
     axes.set_ylabel("GiB of K and V of a request")
     axes.set_title("memory")
 
 
 def _work(plan: Plan, axes: Any) -> None:
     for name, shapes in forms(plan.shapes).items():
-        _line(axes, plan, name, lambda n, shapes=shapes: attention_flop(shapes, n - 1, n) / 1e9)
+        _line(axes, name, [(n, attention_flop(shapes, n - 1, n) / 1e9) for n in lengths(plan)])
     if plan.shapes.weights is not None:
         axes.axhline(linear_flop(plan.shapes) / 1e9, color="black", linestyle=":", label="linear layers")
     axes.set_ylabel("10⁹ operations of attention for one token")
@@ -63,9 +62,8 @@ def _work(plan: Plan, axes: Any) -> None:
     axes.legend(frameon=False)
 
 
-def _line(axes: Any, plan: Plan, name: str, value: Callable[[int], float]) -> None:
-    x = lengths(plan)
-    axes.plot(x, [value(n) for n in x], label=name, color=_COLOURS[name], marker="o", markersize=3)
+def _line(axes: Any, name: str, points: list[tuple[int, float]]) -> None:
+    axes.plot(*zip(*points, strict=True), label=name, color=_COLOURS[name], marker="o", markersize=3)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("tokens of context")

@@ -134,7 +134,7 @@ class Shapes:
         return sum(kind.count for kind in self.kinds if kind.span.bounded is bounded)
 
     def respanned(self, span: Span, full_layers: int = 0) -> Shapes:
-        """The same layers with other spans: ``full_layers`` of them, a share of every kind, are full, the others ``span``."""
+        """The same layers with other spans: ``full_layers`` of them, a share of every kind, full, and ``span`` else."""
         kinds: list[LayerKind] = []
         left, layers = full_layers, self.num_layers
         for kind in self.kinds:

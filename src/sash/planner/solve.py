@@ -156,7 +156,7 @@ def _answer(question: Question, solved: Quantity, layout: Layout, context: int, 
         requests=requests,
         kv_bytes=max(budget, 0),
         needed_bytes=layout.needed_bytes(max(context, 1), prompt, max(requests, 1)),
-        weight_bytes=shapes.weights and weight_bytes(shapes.weights, layout.precision.weights),
+        weight_bytes=weight_bytes(shapes.weights, layout.precision.weights) if shapes.weights else None,
         memory_bytes=question.memory_bytes,
         reserve_bytes=0 if question.memory_bytes is None else _reserve(question, question.memory_bytes),
     )
