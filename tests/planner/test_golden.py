@@ -144,7 +144,9 @@ def test_active_weights() -> None:
     for name, billions in used.items():
         count = preset(name).weights
         assert count is not None
-        assert (count.active + count.embed) / 1e9 == pytest.approx(billions, rel=0.17 if name.startswith("gpt") else 0.03)
+        assert (count.active + count.embed) / 1e9 == pytest.approx(
+            billions, rel=0.17 if name.startswith("gpt") else 0.03
+        )
 
 
 def test_crossovers_and_memory_of_the_long_context_guide() -> None:

@@ -69,7 +69,7 @@ def headline(plan: Plan) -> list[str]:
     elif a.fits:
         found = {
             "precision": f"{who} fit {limit} with {precision}",
-            "context": f"{a.requests} request{'' if a.requests == 1 else 's'} of up to {tokens_of(a.context)} fit {limit}",
+            "context": f"{who.replace(' of ', ' of up to ', 1)} fit {limit}",
             "requests": f"{who} fit {limit}",
             "check": f"{who} fit {limit}",
         }[a.solved]
@@ -77,9 +77,7 @@ def headline(plan: Plan) -> list[str]:
         if a.solved == "context" and a.context == a.shapes.max_position:
             lines[0] += ", all that the model was made for"
     else:
-        lines = [
-            f"[bold red]{limit} {'are' if limit[0] != '1' else 'is'} too little[/bold red] ({precision}): {_missing(plan)}"
-        ]
+        lines = [f"[bold red]{limit} is too little[/bold red] ({precision}): {_missing(plan)}"]
     if a.memory_bytes is not None and a.weight_bytes is not None:
         left = f"{size(a.kv_bytes)} KV" if a.fits else "the rest KV"
         lines.append(f"= {size(a.weight_bytes)} weights + {left} + {size(a.reserve_bytes)} reserve")
@@ -140,8 +138,8 @@ def _times(plan: Plan) -> list[str]:
     for name, step in times.items():
         if name.startswith("decode"):
             n = int(name.split()[1])
-            each = "" if n == 1 else f" for {n}"
-            out += f"; decode{each} {seconds(step.total_s)} a step ({amount(n / step.total_s)} tokens/s, bound by {step.bound_by})"
+            rate = f"{amount(n / step.total_s)} tokens/s, bound by {step.bound_by}"
+            out += f"; decode{'' if n == 1 else f' for {n}'} {seconds(step.total_s)} a step ({rate})"
     return [out]
 
 

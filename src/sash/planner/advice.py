@@ -71,11 +71,14 @@ def _chosen(answer: Answer, needs: Needs, sizes: dict[str, int]) -> tuple[str, s
     return "hybrid", f"{hybrid_of(shapes).count(False)} full layers see everything"
 
 
-def _ring(answer: Answer) -> Advice | None:
+def _ring(answer: Answer) -> Advice:
     layout, shapes, context = answer.layout, answer.shapes, answer.context or 1
     uniform, own = layout.uniform_bytes(context), layout.held_bytes(context, answer.prompt)
     if not shapes.windows:
-        return None
+        each = size(sum(layout.token_bytes.values()))
+        return Advice(
+            "ring", "no ring is needed", f"every layer sees everything: {each} a token, {size(own)} a request"
+        )
     window = max(shapes.windows)
     if own >= uniform:
         return Advice(

@@ -160,7 +160,7 @@ def document(plan: Plan) -> dict[str, Any]:
             }
             for p in plan.policies()
         ],
-        "tiers": [asdict(t) | {"prefixes": t.num_bytes // layout.request_bytes(context)} for t in plan.tiers],
+        "tiers": [asdict(t) | {"prefixes": t.num_bytes // layout.held_bytes(context, a.prompt)} for t in plan.tiers],
         "compute": _compute(plan, context),
         "device": None
         if plan.device is None

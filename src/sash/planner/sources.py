@@ -12,6 +12,8 @@ from sash.spec.load import load_spec
 from sash.spec.locate import HUB_ID, SHOWN, ModelSource, locate
 from sash.spec.span import Span, SpanKind
 
+_SIZES = ("layers", "heads", "kv_heads", "head_dim", "v_head_dim")
+
 
 @dataclass(frozen=True, slots=True)
 class TypedShapes:
@@ -72,7 +74,7 @@ def find_shapes(model: str | None, typed: TypedShapes) -> Shapes:
     if model is None:
         shapes = _typed(typed, span)
     else:
-        sizes = [name for name in ("layers", "heads", "kv_heads", "head_dim", "v_head_dim") if getattr(typed, name)]
+        sizes = [name for name in _SIZES if getattr(typed, name) is not None]
         if sizes:
             raise ConfigError(f"{', '.join(map(_flag, sizes))} describe a model, and {model!r} is one: leave one out")
         shapes = _named(model)
@@ -96,7 +98,7 @@ def _typed(typed: TypedShapes, span: Span | None) -> Shapes:
                 "no model: name one (such as gemma-3-27b, a config.json, a .gguf file or a hub id), or give "
                 f"--layers, --kv-heads and --head-dim; {_flag(name)} is missing"
             )
-    for name in ("layers", "heads", "kv_heads", "head_dim", "v_head_dim"):
+    for name in _SIZES:
         value = getattr(typed, name)
         if value is not None and value < 1:
             raise ConfigError(f"{_flag(name)} must be at least 1, got {value}")

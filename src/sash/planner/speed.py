@@ -157,6 +157,8 @@ def find_device(name: str) -> Device:
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     if key in known:
         return known[key]
-    near = difflib.get_close_matches(key, known, n=2, cutoff=0.5)
+    near = [known_name for known_name in known if known_name.startswith(key)] or difflib.get_close_matches(
+        key, known, n=2, cutoff=0.5
+    )
     hint = f"did you mean {' or '.join(near)}? Known" if near else "known"
     raise ConfigError(f"--device {name!r} is unknown; {hint}: {', '.join(known)}; --measure takes this machine")
