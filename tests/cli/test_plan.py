@@ -79,7 +79,7 @@ def test_what_does_not_fit_says_what_is_missing(run: Run) -> None:
     assert "weights alone take 13.5 GiB" in outcome.out
     outcome = run("plan", "mistral-7b", "--kv-memory", "100MiB", "--context", "32k", "--concurrency", "2")
     assert outcome.code == 1
-    assert "2 of 32\u202f768 tokens need 1.00 GiB of KV, there are 100 MiB" in outcome.out
+    assert "2 of 32\u202f768 tokens need 530 MiB of KV, there are 100 MiB" in outcome.out
 
 
 def test_times_tiers_and_ratios(run: Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -172,6 +172,8 @@ def plan(
     if needs is None:
         raise ConfigError(f"--needs {extras.needs!r} is unknown; use {', '.join(NEEDS)}")
     question, shapes = known.question(), find_shapes(model, sizes.typed())
+    if extras.measure and question.weights is None:
+        question = replace(question, weights="int8")  # what the engine takes here by itself
     result = make_plan(
         shapes,
         question,
