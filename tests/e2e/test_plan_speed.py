@@ -1,7 +1,7 @@
 """Times that the planner predicts for this machine against the engine's: prompts, decoding after them, and a batch.
 
-The machine's ceilings change from minute to minute where it is shared, so they are measured before and after each model,
-the fastest of some runs counts, and a round that something disturbed may be repeated.
+The machine's ceilings change from minute to minute where it is shared, so they are measured before and after each
+model, the fastest of some runs counts, and a round that something disturbed may be repeated.
 """
 
 from __future__ import annotations

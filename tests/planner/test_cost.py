@@ -117,7 +117,7 @@ def test_policies_bound_full_layers_alone() -> None:
 
 def test_rules_of_thumb_beside_exact_values() -> None:
     layout = Layout(preset("gemma-3-27b"))
-    found = {e.name: e for e in estimates(layout, 32_768, 32_000, 4, 16 * G)}
+    found = {e.name: e for e in estimates(layout, 32_768, 32_000, 16 * G)}
     assert found["KV calculators"].estimate == 507_904 * 32_768
     assert found["KV calculators"].factor == pytest.approx(15_872 / 2976)
     assert found["memory of a sequence"].estimate == 4 * 32_768 * (1024 + 5376)
@@ -128,9 +128,13 @@ def test_rules_of_thumb_beside_exact_values() -> None:
     assert (found["window memory in prefill"].estimate, found["window memory in prefill"].exact) == (2064, 1040)
     assert found["receptive field"].estimate == 52 * 1024
     assert found["ratio of the pools"].exact == pytest.approx(65 / 2048)
+    assert found["gain over a uniform cache"].estimate == pytest.approx(1.20, abs=0.005)
+    equal = {e.name: e for e in estimates(Layout(preset("gemma-2-2b")), 8192, 8000, G)}
+    assert equal["gain over a uniform cache"].estimate == pytest.approx(1.11, abs=0.005)
+    assert found["context from which a hybrid pays"].exact == 65 * 16 + 1
     overtakes = found["attention overtakes the linear layers"]
     assert overtakes.factor == pytest.approx(0.5, rel=0.01)
-    full = {e.name: e for e in estimates(Layout(preset("llama-3-8b")), 8192, 8000, 4, 16 * G)}
+    full = {e.name: e for e in estimates(Layout(preset("llama-3-8b")), 8192, 8000, 16 * G)}
     assert full["KV calculators"].factor == 1
     assert "ring memory" not in full
 

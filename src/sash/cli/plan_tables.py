@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
-
+from sash.cli.columns import Page
 from sash.planner.compute import attention_flop, crossover_prompt, crossover_token, linear_flop
 from sash.planner.designs import MILLION
 from sash.planner.plan import Plan
 from sash.planner.shapes import Shapes
 from sash.planner.units import amount, figures, seconds, share, size, spaced, tokens_of
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 def print_plan(plan: Plan, *, everything: bool) -> None:
     """The short form, or all tables."""
-    from rich.console import Console
-
-    # A terminal folds what is too wide; a pipe or a file gets whole lines, so that they can be searched.
-    terminal = sys.stdout.isatty()
-    console = Console(highlight=False, soft_wrap=not terminal, width=None if terminal else 160)
-    _say(console, f"[bold]{_escape(plan.shapes.name)}[/bold]  {_escape(describe(plan.shapes))}")
-    for line in headline(plan):
-        _say(console, line)
+    page = Page()
+    page.say(f"{page.styled(plan.shapes.name)}  {describe(plan.shapes)}")
+    first, *more = headline(plan)
+    page.say(page.styled(first, "1;32" if plan.answer.fits else "1;31"))
+    for line in more:
+        page.say(line)
     if plan.answer.context:
-        _memory(console, plan)
+        _memory(page, plan)
+        page.say("")
         for line in _times(plan):
-            _say(console, line)
+            page.say(line)
         for piece in plan.advice():
-            _say(console, f"[bold]{_escape(piece.do)}[/bold]: {_escape(piece.because)}", bullet=True)
+            page.say(f"• {page.styled(piece.do)}: {piece.because}", indent="  ")
     if everything and plan.answer.context:
         for print_part in (_pools, _policies, _tiers, _compute, _estimates, _million):
-            print_part(console, plan)
+            print_part(page, plan)
     elif not everything:
-        _say(console, "[dim]--all: pool ratios, policies, tiers, operations, rules of thumb, a million tokens[/dim]")
+        page.say(
+            page.styled("\n--all: pool ratios, policies, tiers, operations, rules of thumb, a million tokens", "2")
+        )
 
 
 def describe(shapes: Shapes) -> str:
@@ -65,7 +60,7 @@ def headline(plan: Plan) -> list[str]:
     limit = f"{size(a.memory_bytes)}" if a.memory_bytes is not None else f"{size(a.kv_bytes)} of KV memory"
     if a.solved == "memory":
         what = limit if a.memory_bytes is not None else f"{size(a.needed_bytes)} of KV memory"
-        lines = [f"[bold green]{who} need{'s'[a.requests > 1 :]} {what}[/bold green] ({precision})"]
+        lines = [f"{who} need{'s'[a.requests > 1 :]} {what} ({precision})"]
     elif a.fits:
         found = {
             "precision": f"{who} fit {limit} with {precision}",
@@ -73,14 +68,16 @@ def headline(plan: Plan) -> list[str]:
             "requests": f"{who} fit {limit}",
             "check": f"{who} fit {limit}",
         }[a.solved]
-        lines = [f"[bold green]{found}[/bold green]" + ("" if a.solved == "precision" else f" ({precision})")]
+        lines = [f"{found}" + ("" if a.solved == "precision" else f" ({precision})")]
         if a.solved == "context" and a.context == a.shapes.max_position:
             lines[0] += ", all that the model was made for"
     else:
-        lines = [f"[bold red]{limit} is too little[/bold red] ({precision}): {_missing(plan)}"]
+        lines = [f"{limit} is too little ({precision}): {_missing(plan)}"]
     if a.memory_bytes is not None and a.weight_bytes is not None:
         left = f"{size(a.kv_bytes)} KV" if a.fits else "the rest KV"
         lines.append(f"= {size(a.weight_bytes)} weights + {left} + {size(a.reserve_bytes)} reserve")
+    if a.fits and a.requests > 1 and a.solved != "memory":
+        lines.append(f"one request alone: up to {tokens_of(plan.longest())}")
     return lines
 
 
@@ -92,7 +89,7 @@ def _missing(plan: Plan) -> str:
     return f"{who} need {size(a.needed_bytes)} of KV, there are {size(a.kv_bytes)}"
 
 
-def _memory(console: Console, plan: Plan) -> None:
+def _memory(page: Page, plan: Plan) -> None:
     a, layout = plan.answer, plan.layout
     demand = layout.demand(a.context, 1)
     held = layout.held_pages(a.context, a.prompt)
@@ -122,7 +119,7 @@ def _memory(console: Console, plan: Plan) -> None:
             size(total),
         )
     )
-    _table(console, "", ("pool", "layers", "a token", "a request", "pool at the automatic split"), rows, total=True)
+    page.table("", ("pool", "layers", "a token", "a request", "pool, automatic split"), rows, total=True)
 
 
 def _times(plan: Plan) -> list[str]:
@@ -143,7 +140,7 @@ def _times(plan: Plan) -> list[str]:
     return [out]
 
 
-def _pools(console: Console, plan: Plan) -> None:
+def _pools(page: Page, plan: Plan) -> None:
     a, layout = plan.answer, plan.layout
     each = layout.demand(a.context, 1).page_bytes()
     rows = [
@@ -155,25 +152,24 @@ def _pools(console: Console, plan: Plan) -> None:
         for row in plan.pools()
     ]
     names = [g.name for g in plan.shapes.groups]
-    _table(console, f"Pools of {size(a.kv_bytes)}", ("split", *names, f"fit of {spaced(a.context)}"), rows)
+    page.table(f"Pools of {size(a.kv_bytes)}", ("split", *names, f"fit of {spaced(a.context)}"), rows)
 
 
-def _policies(console: Console, plan: Plan) -> None:
+def _policies(page: Page, plan: Plan) -> None:
     a = plan.answer
     rows = []
     for p in plan.policies():
         held, fits = p.layout.held_bytes(a.context, a.prompt), p.layout.most_requests(a.context, a.prompt, a.kv_bytes)
         own = share(held, plan.layout.uniform_bytes(a.context))
         rows.append((p.name, size(held), own, fits, "same answers" if p.exact else "other answers", p.note))
-    _table(
-        console,
+    page.table(
         f"Ways to store it ({spaced(a.context)} tokens, of them {spaced(a.context - a.prompt)} generated)",
         ("policy", "a request", "of uniform", "fit", "", ""),
         rows,
     )
 
 
-def _tiers(console: Console, plan: Plan) -> None:
+def _tiers(page: Page, plan: Plan) -> None:
     if not plan.tiers:
         return
     a, times = plan.answer, plan.times()
@@ -189,10 +185,10 @@ def _tiers(console: Console, plan: Plan) -> None:
         for t in plan.tiers
     ]
     title = f"Kept prefixes of {tokens_of(a.context)}, {size(each)} each"
-    _table(console, title, ("tier", "size", "prefixes", "read back", "computed anew"), rows)
+    page.table(title, ("tier", "size", "prefixes", "read back", "computed anew"), rows)
 
 
-def _compute(console: Console, plan: Plan) -> None:
+def _compute(page: Page, plan: Plan) -> None:
     a, shapes = plan.answer, plan.shapes
     cost = attention_flop(shapes, a.context - 1, a.prompt)
     rows: list[tuple[object, ...]] = [(f"attention of token {spaced(a.context)}", f"{amount(cost)} operations")]
@@ -203,10 +199,10 @@ def _compute(console: Console, plan: Plan) -> None:
             ("attention of one token as costly from", "never" if token is None else tokens_of(token)),
             ("attention of a whole prompt as costly from", "never" if prompt is None else tokens_of(prompt)),
         ]
-    _table(console, "Operations", ("", ""), rows)
+    page.table("Operations", ("", ""), rows)
 
 
-def _estimates(console: Console, plan: Plan) -> None:
+def _estimates(page: Page, plan: Plan) -> None:
     def value(number: float, unit: str) -> str:
         return size(number) if unit == "bytes" else spaced(int(number)) if number == int(number) else figures(number)
 
@@ -214,9 +210,7 @@ def _estimates(console: Console, plan: Plan) -> None:
         (e.name, e.rule, value(e.estimate, e.unit), value(e.exact, e.unit), e.unit, _off(e.factor), e.why)
         for e in plan.estimates()
     ]
-    _table(
-        console, "Rules of thumb beside exact values", ("of", "rule", "says", "exact", "unit", "off by", "why"), rows
-    )
+    page.table("Rules of thumb beside exact values", ("of", "rule", "says", "exact", "unit", "off by", "why"), rows)
 
 
 def _off(factor: float | None) -> str:
@@ -227,40 +221,13 @@ def _off(factor: float | None) -> str:
     return f"{factor - 1:+.0%}" if 0.1 <= factor < 2 else f"× {figures(factor)}"
 
 
-def _million(console: Console, plan: Plan) -> None:
+def _million(page: Page, plan: Plan) -> None:
     rows = [
         (c.name, c.rule, size(c.held_bytes), size(c.read_bytes), amount(c.token_flop), amount(c.total_flop), c.gives)
         for c in plan.million()
     ]
-    _table(
-        console,
+    page.table(
         f"A request of {spaced(MILLION)} tokens each way (attention alone; operations)",
         ("attention", "rule", "held", "read a token", "op a token", "op in all", "keeps"),
         rows,
     )
-
-
-def _table(
-    console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[object]], *, total: bool = False
-) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    cells = [[str(cell) for cell in row] for row in rows]
-    for i, heading in enumerate(headings):
-        numeric = i > 0 and all(row[i][:1].isdigit() for row in cells)
-        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
-    for i, row in enumerate(cells):
-        if total and i == len(cells) - 1:
-            table.add_section()
-        table.add_row(*map(_escape, row))
-    console.print(table)
-
-
-def _say(console: Console, text: str, *, bullet: bool = False) -> None:
-    console.print(f"• {text}" if bullet else text)
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -115,8 +115,8 @@ def _ratio(answer: Answer) -> Advice | None:
     return Advice(
         "ratio",
         "leave swa_full_tokens_ratio to the automatic split",
-        f"a request needs {ring_pages(layout, context) / full:.3f} window tokens per full token; with {SHARED_RATIO} "
-        f"{fewer} of {tokens_of(context)} fit instead of {own}",
+        f"a request needs {ring_pages(layout, context) / full:.3f} window tokens per full token; {SHARED_RATIO} "
+        f"would hold {fewer} such request{'' if fewer == 1 else 's'} instead of {own}",
     )
 
 

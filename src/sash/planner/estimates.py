@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sash.planner.capacity import Layout, ring_pages
+from sash.planner.capacity import Layout, largest, ring_pages
 from sash.planner.compute import crossover_prompt, crossover_token
 from sash.spec.footprint import KV_BYTES
 
 CHUNK = 512
 SHARED_RATIO = 0.8
+UTILISATION = 0.8
 # Effective reach of stacked windows beside the residual path, in windows (facts: about 1.5, not the number of layers).
 REACH_WINDOWS = 1.5
 
@@ -31,16 +32,16 @@ class Estimate:
         return self.estimate / self.exact if self.exact else None
 
 
-def estimates(layout: Layout, context: int, prompt: int, requests: int, kv_bytes: int) -> tuple[Estimate, ...]:
+def estimates(layout: Layout, context: int, prompt: int, kv_bytes: int) -> tuple[Estimate, ...]:
     """Every rule that says something about this model at this context, under this budget of the pools."""
     shapes = layout.shapes
     out = [_calculator(layout, context, prompt)]
     if shapes.hidden:
-        out += _deployment(layout, context, prompt, requests, kv_bytes)
+        out += _deployment(layout, context, prompt, kv_bytes)
     if shapes.windows:
-        out += [*_heads(layout), _reserved(layout, context), _reach(layout)]
+        out += [*_heads(layout), _reserved(layout, context), _reach(layout), _pays_from(layout)]
     if shapes.hybrid:
-        out += [_like_pure(layout, context, prompt), _ratio(layout, context)]
+        out += [_like_pure(layout, context, prompt), *_ratio(layout, context)]
     if shapes.weights is not None:
         out += _crossover(layout)
     return tuple(out)
@@ -59,11 +60,12 @@ def _calculator(layout: Layout, context: int, prompt: int) -> Estimate:
     )
 
 
-def _deployment(layout: Layout, context: int, prompt: int, requests: int, kv_bytes: int) -> list[Estimate]:
+def _deployment(layout: Layout, context: int, prompt: int, kv_bytes: int) -> list[Estimate]:
     """Capacity rules of a deployment guide."""
     shapes = layout.shapes
     window = max(shapes.windows, default=512)
     exact = sum(layout.row_bytes(context, prompt).values())
+    fitting = layout.most_requests(context, prompt, kv_bytes) if kv_bytes else 0
     tokens = kv_bytes // max(sum(layout.token_bytes.values()), 1)
     return [
         Estimate(
@@ -79,8 +81,16 @@ def _deployment(layout: Layout, context: int, prompt: int, requests: int, kv_byt
             "max_tokens // (W · d_model)",
             "requests",
             tokens // (window * shapes.hidden),
-            layout.most_requests(context, prompt, kv_bytes) if kv_bytes else 0,
+            fitting,
             "tokens over tokens · width: the units don't match",
+        ),
+        Estimate(
+            "utilisation",
+            "plan for 70-90 % of the pools",
+            "requests",
+            UTILISATION * fitting,
+            fitting,
+            "pages are promised before a request starts: all of them can be planned for",
         ),
         Estimate(
             "window by length",
@@ -151,17 +161,43 @@ def _like_pure(layout: Layout, context: int, prompt: int) -> Estimate:
     )
 
 
-def _ratio(layout: Layout, context: int) -> Estimate:
+def _ratio(layout: Layout, context: int) -> list[Estimate]:
+    """The ratio that a request needs, and what a fixed one gains over a cache without windows."""
+    groups, rows = layout.shapes.groups, layout.token_bytes
     need = layout.demand(context, 1).request_pages()
-    full = max(n for g, n in zip(layout.shapes.groups, need, strict=True) if not g.bounded)
-    ring = max(n for g, n in zip(layout.shapes.groups, need, strict=True) if g.bounded)
+    full = max(n for g, n in zip(groups, need, strict=True) if not g.bounded)
+    grow, slide = (sum(rows[g.name] for g in groups if g.bounded is kind) for kind in (False, True))
+    return [
+        Estimate(
+            "ratio of the pools",
+            f"swa_full_tokens_ratio {SHARED_RATIO}; 0.5-0.7 for long contexts",
+            "window tokens per full token",
+            SHARED_RATIO,
+            ring_pages(layout, context) / full,
+            "a request needs about W / length; what is above it lies idle",
+        ),
+        Estimate(
+            "gain over a uniform cache",
+            f"ratio {SHARED_RATIO} is the saving",
+            "times the tokens",
+            (grow + slide) / (grow + SHARED_RATIO * slide),
+            layout.uniform_bytes(context) / layout.request_bytes(context),
+            "rings alone save; a ratio near 1 stores nearly everything",
+        ),
+    ]
+
+
+def _pays_from(layout: Layout) -> Estimate:
+    def same(tokens: int) -> bool:
+        return layout.request_bytes(tokens) >= layout.uniform_bytes(tokens)
+
     return Estimate(
-        "ratio of the pools",
-        f"swa_full_tokens_ratio {SHARED_RATIO}",
-        "window tokens per full token",
-        SHARED_RATIO,
-        ring / full,
-        "a request needs about W / length; what is above it lies idle",
+        "context from which a hybrid pays",
+        "10 000 tokens (elsewhere 32 000)",
+        "tokens",
+        10_000,
+        largest(same, max(layout.shapes.windows)) + 1,
+        "every page beyond the ring is saved",
     )
 
 

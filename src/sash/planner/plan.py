@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sash.planner.advice import Advice, Needs, advise
-from sash.planner.capacity import Layout
+from sash.planner.capacity import MAX_CONTEXT, Layout
 from sash.planner.compute import attention_flop, attention_prompt_flop, crossover_prompt, crossover_token, linear_flop
 from sash.planner.designs import Cost, Policy, designs, policies
 from sash.planner.estimates import Estimate, estimates
@@ -66,6 +66,12 @@ class Plan:
             splits += [(r, self.layout.ratio_pools(a.context, max(a.requests, 1), a.kv_bytes, r)) for r in self.ratios]
         return tuple(PoolRow(r, pages, self.layout.fitting(pages, max(a.context, 1), a.prompt)) for r, pages in splits)
 
+    def longest(self) -> int:
+        """The longest context of a request that has the pools for itself, at most the model's own."""
+        a = self.answer
+        limit = self.shapes.max_position or MAX_CONTEXT
+        return self.layout.longest_context(1, a.kv_bytes, limit, a.context - a.prompt or 1)
+
     def advice(self) -> tuple[Advice, ...]:
         """What to do."""
         return advise(self.answer, self.needs)
@@ -77,7 +83,7 @@ class Plan:
     def estimates(self) -> tuple[Estimate, ...]:
         """Rules of thumb beside exact values."""
         a = self.answer
-        return estimates(self.layout, max(a.context, 1), a.prompt, a.requests, a.kv_bytes)
+        return estimates(self.layout, max(a.context, 1), a.prompt, a.kv_bytes)
 
     def million(self) -> tuple[Cost, ...]:
         """What a million tokens cost each way."""
@@ -134,6 +140,7 @@ def document(plan: Plan) -> dict[str, Any]:
             "weight_bytes": a.weight_bytes,
             "kv_bytes": a.kv_bytes,
             "needed_kv_bytes": a.needed_bytes,
+            "longest_context_alone": plan.longest(),
         },
         "groups": _groups(plan, context),
         "request": {
