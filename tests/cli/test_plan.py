@@ -68,6 +68,7 @@ def test_every_kind_of_model(run: Run, config: Path) -> None:
 def test_what_if(run: Run) -> None:
     data = document(run, "llama-3.1-8b", "--window", "4k", "--full-layers", "8", "--sinks", "4")
     assert [(k["count"], k["span"]) for k in data["model"]["kinds"]] == [(24, "window 4096 + 4 sinks"), (8, "full")]
+    assert document(run, "llama-3.1-8b", "--chunk", "8k")["groups"][0]["span"] == "chunk 8192"
     data = document(run, "gemma-4-e2b", "--params", "5B", "--memory", "16GiB", "--reserve", "1GiB")
     assert data["answer"]["weight_bytes"] == 10**10
     assert data["answer"]["reserve_bytes"] == 2**30
@@ -80,6 +81,24 @@ def test_what_does_not_fit_says_what_is_missing(run: Run) -> None:
     outcome = run("plan", "mistral-7b", "--kv-memory", "100MiB", "--context", "32k", "--concurrency", "2")
     assert outcome.code == 1
     assert "2 of 32\u202f768 tokens need 530 MiB of KV, there are 100 MiB" in outcome.out
+
+
+@pytest.mark.parametrize("more", [[], ["--all"], ["--json"]])
+def test_nothing_at_all_fits(run: Run, more: list[str]) -> None:
+    outcome = run("plan", "gemma-3-1b", "--kv-memory", "1", "--concurrency", "2", *more)
+    assert outcome.code == 1
+    assert "1 B of KV memory is too little" in outcome.out or json.loads(outcome.out)["answer"]["context_tokens"] == 0
+
+
+def test_this_machine_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ceiling = pytest.importorskip("sash.bench.ceiling")
+    top = ceiling.Ceiling(5e10, {"float32": 2e11, "bfloat16": 9e11, "int8": 1.9e12})
+    monkeypatch.setattr(ceiling, "measure_apart", lambda threads: top)
+    data = document(run, "gemma-3-270m", "--measure")
+    assert data["device"] == {"name": "this machine", "measured": True}
+    assert data["answer"]["precision"]["weights"] == "int8"
+    assert 0.004 < data["times"]["decode 1"]["total_s"] < 0.02
+    assert "on this machine about: prefill" in run("plan", "gemma-3-270m", "--measure").out
 
 
 def test_times_tiers_and_ratios(run: Run) -> None:

@@ -153,7 +153,7 @@ def test_advice_brings_its_number() -> None:
 
 
 def test_advice_follows_length_needs_and_memory() -> None:
-    assert spoken("mistral-7b", context=2048)["span"].startswith("full")
+    assert "2048 tokens lie within a window of 4096" in spoken("mistral-7b", "recent", context=2048)["span"]
     assert spoken("mistral-7b", context=2048)["ring"].startswith("no ring is needed")
     assert spoken("mistral-7b", "recent", context=32_768)["span"].startswith("pure window")
     assert spoken("unlimited-ocr", "prompt", context=16_384, answer=8000)["span"].startswith("R-SWA")

@@ -75,7 +75,7 @@ class Answer:
     @property
     def pages(self) -> tuple[int, ...]:
         """Pages of each pool at the automatic split."""
-        return self.layout.pools(self.context, max(self.requests, 1), self.kv_bytes)
+        return self.layout.pools(max(self.context, 1), max(self.requests, 1), self.kv_bytes)
 
 
 def solve(shapes: Shapes, question: Question) -> Answer:
