@@ -11,7 +11,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 # One thread per test worker: tiny models gain nothing from a second, and two workers would fight over two cores.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SUITE := not slow and not e2e
-TORCH_FREE := src/sash/spec/*,src/sash/kv/ledger*,src/sash/scheduler/*
+TORCH_FREE := src/sash/spec/*,src/sash/kv/ledger*,src/sash/scheduler/*,src/sash/planner/*
 
 help:
 	@echo 'make run       install into $(VENV) and generate from a prompt longer than the window'

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import sash.kv
+import sash.planner
 import sash.scheduler
 import sash.server
 import sash.spec
@@ -26,10 +27,11 @@ PARTS = {
     "spec": SPEC,
     "ledger": LEDGER,
     "scheduler": SCHEDULER,
+    "planner": modules(sash.planner, "sash.planner"),
     "drafts": ["sash.engine.drafts"],
     "server": modules(sash.server, "sash.server"),
     "grammars": ["sash.engine.grammar_process"],
-    "command line": ["sash.cli.main", "sash.cli.generate", "sash.cli.chat", "sash.cli.inspect"],
+    "command line": ["sash.cli.main", "sash.cli.generate", "sash.cli.chat", "sash.cli.inspect", "sash.cli.plan"],
 }
 CHECK = """
 import importlib, sys

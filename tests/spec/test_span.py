@@ -58,6 +58,14 @@ def test_bounds_and_retention_follow_from_visibility(span: Span) -> None:
             assert bound.first_of(start, end) == min(bound.first(q) for q in range(start, end))
 
 
+@pytest.mark.parametrize("span", SPANS, ids=str)
+@pytest.mark.parametrize("prompt", [1, 7, 30])
+def test_pairs_are_the_sum_of_visible_keys(span: Span, prompt: int) -> None:
+    bound = span.bind(prompt)
+    counts = [bound.num_visible(q) for q in range(41)]
+    assert [bound.num_pairs(n) for n in range(42)] == [sum(counts[:n]) for n in range(42)]
+
+
 def test_a_window_counts_the_query_itself() -> None:
     bound = Span.sliding(4).bind(0)
     assert bound.visible(10, 7) and not bound.visible(10, 6) and not bound.visible(10, 11)

@@ -15,6 +15,7 @@ from sash.cli.export import export_tokenizer
 from sash.cli.generate import generate
 from sash.cli.inspect import inspect
 from sash.cli.options import ALIASES
+from sash.cli.plan import plan
 from sash.cli.serve import serve
 from sash.cli.streams import standard_streams
 from sash.spec.errors import SashError
@@ -64,10 +65,12 @@ bench_app = typer.Typer(cls=SashGroup, help="Measure sash beside its peers.", no
 
 ALIASED = {"token_normalize_func": lambda name: ALIASES.get(name, name)}
 EXAMPLE = 'Example: sash generate gemma3-270m "The capital of France is" --max-tokens 20 --temperature 0'
+PLAN_EXAMPLE = "Example: sash plan gemma-3-27b --memory 80GB --context 32k"
 app.command("generate", cls=SashCommand, context_settings=ALIASED, epilog=EXAMPLE)(generate)
 app.command("chat", cls=SashCommand, context_settings=ALIASED)(chat)
 app.command("serve", cls=SashCommand, context_settings=ALIASED)(serve)
 app.command("inspect", cls=SashCommand)(inspect)
+app.command("plan", cls=SashCommand, epilog=PLAN_EXAMPLE)(plan)
 app.command("export-tokenizer", cls=SashCommand)(export_tokenizer)
 app.add_typer(bench_app, name="bench")
 for command in (offline, peers, ops, render):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sash.spec.model import ModelSpec
@@ -38,9 +39,14 @@ class GroupSpec:
 
 def group_layers(spec: ModelSpec) -> tuple[GroupSpec, ...]:
     """The groups of a model, in order of their first layer."""
+    return group_rows((layer.span, layer.num_kv_heads, layer.head_dim, layer.v_head_dim) for layer in spec.layers)
+
+
+def group_rows(rows: Iterable[tuple[Span, int, int, int]]) -> tuple[GroupSpec, ...]:
+    """The groups of layers given as (span, KV heads, size of a key, size of a value), in order of their first layer."""
     members: dict[tuple[Span, int, int, int], list[int]] = {}
-    for i, layer in enumerate(spec.layers):
-        members.setdefault((layer.span, layer.num_kv_heads, layer.head_dim, layer.v_head_dim), []).append(i)
+    for i, row in enumerate(rows):
+        members.setdefault(row, []).append(i)
     groups, seen = [], dict.fromkeys(SpanKind, 0)
     for (span, heads, dim, v_dim), layers in members.items():
         seen[span.kind] += 1

@@ -141,6 +141,21 @@ class BoundSpan:
         """How many keys the query at position ``q`` sees, itself included."""
         return self.last(q) + 1 - max(0, self.first(q) - self.sinks)
 
+    def num_pairs(self, tokens: int) -> int:
+        """Pairs of a query and a key that it sees, over the first ``tokens`` positions; the sum of ``num_visible``."""
+        span, hidden = self.span, 0
+        match span.kind:
+            case SpanKind.SLIDING | SpanKind.REFERENCE:
+                beyond = max(0, tokens - span.window - self.sinks)
+                hidden = beyond * (beyond + 1) // 2
+            case SpanKind.PREFILL_WINDOW:
+                beyond = max(0, min(tokens, self.prompt_tokens) - span.window)
+                hidden = beyond * (beyond + 1) // 2
+            case SpanKind.CHUNKED:
+                chunks, rest = divmod(tokens, span.window)
+                hidden = span.window * (span.window * (chunks * (chunks - 1) // 2) + chunks * rest)
+        return tokens * (tokens + 1) // 2 - hidden
+
     def retained_from(self, computed: int) -> int:
         """First position, sinks apart, that any query at ``computed`` or later can see.
 

@@ -1,0 +1,1 @@
+"""Capacity, cost and advice from a model's shapes alone. Loads no torch."""

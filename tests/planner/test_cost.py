@@ -1,0 +1,202 @@
+"""Operations, times, designs, rules of thumb and advice: each number against a count by hand or a plainer way."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from sash.planner.advice import NEEDS, Needs, advise
+from sash.planner.capacity import Layout, Precision
+from sash.planner.compute import attention_flop, attention_total_flop, crossover_prompt, crossover_token, linear_flop
+from sash.planner.designs import MILLION, designs, forms, policies
+from sash.planner.estimates import estimates
+from sash.planner.plan import Tier, document, make_plan
+from sash.planner.presets import find_preset, published
+from sash.planner.shapes import LayerKind, Shapes
+from sash.planner.solve import Question, solve
+from sash.planner.speed import Device, Habits, decode_step, devices, find_device, prefill
+from sash.planner.units import amount, seconds, share, size, spaced
+from sash.spec.errors import ConfigError
+from sash.spec.span import Span
+
+G = 2**30
+TYPED = Shapes(
+    "typed", (LayerKind(3, Span.sliding(20), 4, 2, 8, 8), LayerKind(1, Span.full(), 4, 2, 8, 8)), published(5000, 5000)
+)
+
+
+def preset(name: str) -> Shapes:
+    found = find_preset(name)
+    assert found is not None
+    return found
+
+
+def test_attention_counted_pair_by_pair() -> None:
+    pair = 2 * 4 * (8 + 8)
+    by_hand = [pair * (3 * min(q + 1, 20) + (q + 1)) for q in range(100)]
+    assert [attention_flop(TYPED, q, 100) for q in range(100)] == by_hand
+    assert attention_total_flop(TYPED, 100, 100) == sum(by_hand)
+
+
+def test_crossover_is_the_first_context() -> None:
+    for shapes in (TYPED, preset("gemma-3-270m"), preset("gpt-oss-20b")):
+        token, prompt, linear = crossover_token(shapes), crossover_prompt(shapes), linear_flop(shapes)
+        assert token is not None and prompt is not None
+        assert attention_flop(shapes, token - 1, token) >= linear > attention_flop(shapes, token - 2, token)
+        at, before = (attention_total_flop(shapes, n, n) >= n * linear for n in (prompt, prompt - 1))
+        assert (at, before) == (True, False)
+    assert crossover_token(preset("mistral-7b")) is crossover_prompt(preset("mistral-7b")) is None
+
+
+def test_times_on_a_named_device_are_its_roofline() -> None:
+    shapes, device = preset("llama-3-8b"), find_device("H100_SXM")
+    layout, count = Layout(shapes), shapes.weights
+    assert count is not None
+    step = decode_step(layout, device, 8192, 8000)
+    reads = 2 * (count.dense + count.head) + 8192 * 131072
+    assert step.total_s == step.reads_s == pytest.approx(reads / 3.35e12)
+    assert step.bound_by == "reads"
+    whole = prefill(layout, device, 8192)
+    flop = 2 * (8192 * count.dense + count.head) + attention_total_flop(shapes, 8192, 8192)
+    assert whole.total_s == whole.products_s == pytest.approx(flop / 989e12)
+    many = decode_step(layout, device, 512, 500, 512)
+    assert many.total_s < 512 * decode_step(layout, device, 512, 500).total_s / 50
+
+
+def test_habits_only_add() -> None:
+    layout = Layout(preset("gemma-3-270m"), Precision(weights="int8"))
+    rates = {"bfloat16": 9e11, "int8": 1.9e12}
+    bound, real = Device("a", 5e10, rates), Device("b", 5e10, rates, habits=Habits())
+    assert prefill(layout, real, 4096).total_s > prefill(layout, bound, 4096).total_s
+    assert decode_step(layout, real, 4096, 4000, 8).total_s > decode_step(layout, bound, 4096, 4000, 8).total_s
+    parts = decode_step(layout, real, 4096, 4000)
+    assert parts.total_s == pytest.approx(parts.reads_s + parts.products_s + parts.other_s)
+
+
+def test_every_device_has_what_times_need() -> None:
+    for device in devices().values():
+        assert device.memory_bytes > 0
+        assert device.rate("int4") == device.rate("bfloat16") > device.rate("float32")
+    with pytest.raises(ConfigError, match="did you mean h100"):
+        find_device("h100")
+
+
+def test_a_million_tokens_each_way() -> None:
+    layout = Layout(preset("gemma-3-27b"))
+    cost = {c.name: c for c in designs(layout)}
+    assert list(cost) == ["full", "hybrid", "pure window", "R-SWA", "sparse", "linear"]
+    token = 507_904
+    assert cost["full"].held_bytes == token * MILLION
+    assert cost["hybrid"].held_bytes == 81_920 * MILLION + 425_984 * 1024
+    assert cost["pure window"].held_bytes == token * 1024
+    assert cost["R-SWA"].held_bytes == token * (32_768 + 128)
+    assert cost["sparse"].held_bytes == (token + 132 * 62) * MILLION
+    assert cost["sparse"].read_bytes == token * 2048 + 132 * 62 * MILLION
+    assert cost["linear"].held_bytes == 62 * 32 * 128 * 128 * 4
+    assert cost["full"].total_flop > cost["hybrid"].total_flop > cost["pure window"].total_flop
+    short = {c.name: c for c in designs(layout, 1000)}
+    assert short["full"].held_bytes == short["hybrid"].held_bytes == short["R-SWA"].held_bytes
+
+
+def test_other_forms_keep_every_layer() -> None:
+    for name in ("gemma-3-27b", "llama-3-8b", "mistral-7b", "gemma-4-e4b", "mimo-v2-flash"):
+        shapes = preset(name)
+        assert {form.num_layers for form in forms(shapes).values()} == {shapes.num_layers}
+    assert forms(preset("llama-3-8b"))["hybrid"].count(False) == 5
+
+
+def test_policies_bound_full_layers_alone() -> None:
+    layout = Layout(preset("gemma-3-27b"))
+    held = {p.name: p.layout.held_bytes(32_768, 32_000) for p in policies(layout)}
+    assert held["one uniform cache"] == layout.uniform_bytes(32_768)
+    rings = 65 * 16 * 425_984
+    assert held["4 sinks + recent, 1024"] == rings + 16 * 81_920 * (1 + 65)
+    assert held["int8 rows"] < 0.52 * held["as it is"]
+
+
+def test_rules_of_thumb_beside_exact_values() -> None:
+    layout = Layout(preset("gemma-3-27b"))
+    found = {e.name: e for e in estimates(layout, 32_768, 32_000, 16 * G)}
+    assert found["KV calculators"].estimate == 507_904 * 32_768
+    assert found["KV calculators"].factor == pytest.approx(15_872 / 2976)
+    assert found["memory of a sequence"].estimate == 4 * 32_768 * (1024 + 5376)
+    assert found["batch"].estimate == (16 * G // 507_904) // (1024 * 5376) == 0
+    assert found["batch"].exact == layout.most_requests(32_768, 32_000, 16 * G)
+    assert found["ring memory"].estimate == 62 * 32 * 256 * 2 * 1024
+    assert found["ring memory"].exact == 52 * 16 * 256 * 2 * 1024
+    assert (found["window memory in prefill"].estimate, found["window memory in prefill"].exact) == (2064, 1040)
+    assert found["receptive field"].estimate == 52 * 1024
+    assert found["ratio of the pools"].exact == pytest.approx(65 / 2048)
+    assert found["gain over a uniform cache"].estimate == pytest.approx(1.20, abs=0.005)
+    equal = {e.name: e for e in estimates(Layout(preset("gemma-2-2b")), 8192, 8000, G)}
+    assert equal["gain over a uniform cache"].estimate == pytest.approx(1.11, abs=0.005)
+    assert found["context from which a hybrid pays"].exact == 65 * 16 + 1
+    overtakes = found["attention overtakes the linear layers"]
+    assert overtakes.factor == pytest.approx(0.5, rel=0.01)
+    full = {e.name: e for e in estimates(Layout(preset("llama-3-8b")), 8192, 8000, 16 * G)}
+    assert full["KV calculators"].factor == 1
+    assert "ring memory" not in full
+
+
+def spoken(name: str, needs: Needs = "distant", **question: int) -> dict[str, str]:
+    return {a.topic: f"{a.do}: {a.because}" for a in advise(solve(preset(name), Question(**question)), needs)}
+
+
+def test_advice_brings_its_number() -> None:
+    said = spoken("gemma-3-27b", memory_bytes=80 * 10**9, context=32_768)
+    assert list(said) == ["span", "ring", "ratio", "chunk", "rows", "time"]
+    assert said["span"].startswith("hybrid")
+    assert "2.91 GiB instead of 15.5 GiB" in said["ring"] and "16 %" in said["ring"]
+    assert "0.032 window tokens per full token" in said["ratio"] and "instead of 5" in said["ratio"]
+    assert all(any(c.isdigit() for c in text) for text in said.values())
+
+
+def test_advice_follows_length_needs_and_memory() -> None:
+    assert "2048 tokens lie within a window of 4096" in spoken("mistral-7b", "recent", context=2048)["span"]
+    assert spoken("mistral-7b", context=2048)["ring"].startswith("no ring is needed")
+    assert spoken("mistral-7b", "recent", context=32_768)["span"].startswith("pure window")
+    assert spoken("unlimited-ocr", "prompt", context=16_384, answer=8000)["span"].startswith("R-SWA")
+    assert spoken("unlimited-ocr", "prompt", context=16_384, answer=100)["span"].startswith("full")
+    assert spoken("llama-3.1-70b", context=2048)["span"].startswith("full")
+    assert spoken("llama-3.1-70b", context=100_000, requests=8)["span"].startswith("hybrid")
+    assert spoken("llama-3.1-8b", context=8192)["ring"].startswith("no ring is needed")
+    assert set(NEEDS) == set(get_args(Needs))
+
+
+def test_the_document_holds_every_part() -> None:
+    plan = make_plan(
+        preset("gpt-oss-20b"), Question(), device=find_device("h100-sxm"), tiers=[Tier("disk", 10**12, 2e9)]
+    )
+    data = document(plan)
+    assert data["answer"]["memory_bytes"] == 80 * 10**9  # the device's
+    assert data["answer"]["solved"] == "requests"
+    assert [g["name"] for g in data["groups"]] == ["window", "full"]
+    assert sum(g["pool_bytes"] for g in data["groups"]) <= data["answer"]["kv_bytes"]
+    assert [row["ratio"] for row in data["pools"]] == [None, 0.5, 0.8, 1.0]
+    assert data["pools"][0]["requests"] == data["answer"]["requests"]
+    assert data["tiers"][0]["prefixes"] == 10**12 // data["request"]["held_bytes"]
+    assert set(data["times"]) == {"prefill", "decode 1", f"decode {data['answer']['requests']}"}
+    assert len(data["million_tokens"]) == 6
+    with pytest.raises(ConfigError, match="--ratio"):
+        make_plan(preset("gpt-oss-20b"), Question(), ratios=[1.5])
+
+
+def test_numbers_for_people() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 2**20 - 1, 3.5 * 2**40)] == [
+        "0 B",
+        "1.00 KiB",
+        "1.00 KiB",
+        "1.00 MiB",
+        "3.50 TiB",
+    ]
+    assert [amount(n) for n in (5, 999.6, 27e9, 1.5e20)] == ["5", "1.00 k", "27.0 G", "150 E"]
+    assert [seconds(n) for n in (5e-6, 0.0123, 3, 600, 10_000)] == [
+        "5.00 µs",
+        "12.3 ms",
+        "3.00 s",
+        "10.0 min",
+        "2.78 h",
+    ]
+    assert [share(n, 100) for n in (0, 0.01, 1.26, 50)] == ["0 %", "under 0.1 %", "1.3 %", "50 %"]
+    assert (spaced(9999), spaced(10_000)) == ("9999", "10\u202f000")
