@@ -124,6 +124,7 @@ class AsyncEngine:
         self._process: asyncio.subprocess.Process | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._ended: asyncio.Future[str] | None = None
+        self._loaded = False
         self.info: Ready | None = None
         self.starts = 0
 
@@ -135,6 +136,7 @@ class AsyncEngine:
             EngineDeadError: it ended otherwise.
         """
         loop = asyncio.get_running_loop()
+        self._loaded = False
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -144,15 +146,17 @@ class AsyncEngine:
             command = (sys.executable, "-P", "-m", "sash.engine.process", str(theirs.fileno()))
             self._process = await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),))
         self.starts += 1
-        _, self._link = await loop.create_connection(lambda: _Link(self._take, self._lost), sock=ours)
+        link = self._link = _Link(self._take, self._gone)
+        await loop.create_connection(lambda: link, sock=ours)
         self._send(self._start)
         self.info = await self._ready
+        self._loaded = True
         return self.info
 
     @property
     def alive(self) -> bool:
         """Whether the core runs and has loaded."""
-        return self.info is not None and self._ended is not None and not self._ended.done()
+        return self._loaded and self._ended is not None and not self._ended.done()
 
     @property
     def pid(self) -> int | None:
@@ -243,19 +247,21 @@ class AsyncEngine:
             self._reports.pop(number, None)
 
     async def close(self) -> None:
-        """End the core's process; what is open there fails."""
+        """End the core's process, at once where it hasn't loaded; what is open there fails."""
         if self._process is None:
             return
-        if self._link is not None:
-            with contextlib.suppress(EngineDeadError):
-                self._send(Stop())
+        with contextlib.suppress(EngineDeadError):
+            self._send(Stop())
         try:
-            await asyncio.wait_for(self._process.wait(), _STOP_S)
+            await asyncio.wait_for(self._process.wait(), _STOP_S if self._loaded else 0.0)
         except TimeoutError:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                self._process.kill()
             await self._process.wait()
+        self._lost()
         if self._link is not None:
             self._link.close()
+            self._link = None
 
     def _send(self, message: ToCore) -> None:
         if self._link is None or not self._link.send(message):
@@ -297,12 +303,17 @@ class AsyncEngine:
             logger().error("core_failed", kind=kind, error=error)
         self._lost(f"{kind}: {error.strip().splitlines()[-1] if error.strip() else 'no message'}")
 
+    def _gone(self, link: _Link) -> None:
+        if link is self._link:  # else it is that of a core before, heard of when another is being started
+            self._lost()
+
     def _lost(self, reason: str = "its process has ended") -> None:
         """The core is gone: everybody who waits for it hears of it, once."""
         if self._ended is None or self._ended.done():
             return
         self._ended.set_result(reason)
-        text = f"the engine failed ({reason}); the request is lost, send it again"
+        # Why is for the operator: it may show paths and sizes.
+        text = "the engine failed; the request is lost, send it again"
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(EngineDeadError(f"the engine ended while it was loading: {reason}"))
         for accepting in self._accepting.values():
@@ -326,7 +337,7 @@ def _reject(future: asyncio.Future[Any] | None, error: Exception) -> None:
 class _Link(asyncio.Protocol):
     """Our end of the socket."""
 
-    def __init__(self, take: Callable[[list[Message]], None], lost: Callable[[], None]) -> None:
+    def __init__(self, take: Callable[[list[Message]], None], lost: Callable[[_Link], None]) -> None:
         self._take = take
         self._lost = lost
         self._reader = FrameReader()
@@ -340,7 +351,7 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._lost()
+        self._lost(self)
 
     def send(self, message: ToCore) -> bool:
         """False when the core has gone."""
