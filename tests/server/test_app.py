@@ -67,6 +67,26 @@ def test_a_field_that_is_wrong_is_named(body: object, param: str) -> None:
     assert param.split(".")[0] in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, '{"prompt": "a", "structured_outputs": {"choice": %s}}'),
+        ("/v1/responses", '{"input": "a", "text": {"format": {"type": "text", "extra": %s}}}'),
+        ("/v1/responses", '{"input": [{"role": "user", "content": "a", "extra": %s}]}'),
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "a", "extra": %s}]}'),
+    ],
+)
+def test_what_can_be_read_and_not_be_used_is_nested_too_deeply(path: str, body: str) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        headers, statuses = {"content-type": "application/json"}, set()
+        for depth in range(850, 1000):  # the stack has room for a thousand calls
+            content = body % ("[" * depth + "]" * depth)
+            statuses.add((await client.post(path, content=content, headers=headers)).status_code)
+        assert 400 in statuses <= {200, 400}
+
+    serve(test)
+
+
 def test_fields_of_messages_are_named_with_their_place() -> None:
     wrong = {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": 4}]}
     assert refusal("/v1/chat/completions", wrong)["param"] == "messages.1.content"

@@ -67,6 +67,7 @@ def create_app(
             SashError: _on_sash_error,
             RequestValidationError: _on_validation_error,
             HTTPException: _on_http_error,
+            RecursionError: _on_recursion_error,
         },
     )
     app.state.server = state
@@ -128,6 +129,11 @@ async def _on_sash_error(request: Request, error: Exception) -> Response:
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     return _refused(request, as_field_error(error))
+
+
+async def _on_recursion_error(_: Request, error: Exception) -> Response:
+    """Bodies are read at one depth of the stack and used at another, where they may be nested too deeply."""
+    return error_response(ApiError(400, "the body is nested too deeply"))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
