@@ -106,8 +106,11 @@ def _serve(core: EngineCore, channel: Channel) -> None:
     compiling: list[AddRequest] = []
     while True:
         news: list[Message] = []
-        if compiling and core.grammars is not None and not core.has_work:
-            channel.wait(core.grammars.sockets)
+        if compiling and core.grammars is not None:
+            core.grammars.poll()
+            # Sockets tell of what is still being compiled only: the last step may have taken the news of the rest.
+            if not core.has_work and all(map(core.compiles, compiling)):
+                channel.wait(core.grammars.sockets)
         for message in channel.receive(wait=not core.has_work and not compiling):
             if isinstance(message, Stop):
                 return
@@ -127,11 +130,21 @@ def _take(core: EngineCore, message: Message, compiling: list[AddRequest]) -> li
         return _add(core, message, compiling)
     if isinstance(message, CancelRequest):
         core.cancel(message)
-        compiling[:] = [request for request in compiling if message.answer_id not in request.answer_ids]
+        _give_up(core, message.answer_id, compiling)
         return []
     if isinstance(message, GetReport):
         return [Report(message.number, core.report(page_maps=message.page_maps))]
     raise TypeError(f"{type(message).__name__} is no message for a core")
+
+
+def _give_up(core: EngineCore, answer_id: str, compiling: list[AddRequest]) -> None:
+    """Nobody waits for the answer: nor for its grammar, unless others do."""
+    for request in [request for request in compiling if answer_id in request.answer_ids]:
+        compiling.remove(request)
+        wanted = request.params.structured_outputs
+        others = {other.params.structured_outputs for other in compiling}
+        if wanted is not None and core.grammars is not None and wanted not in others:
+            core.grammars.forget(wanted)
 
 
 def _add(core: EngineCore, request: AddRequest, compiling: list[AddRequest] | None = None) -> list[Message]:
