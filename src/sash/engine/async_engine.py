@@ -18,7 +18,6 @@ from sash.engine.messages import (
     Accepted,
     Failed,
     GetReport,
-    LoadProgress,
     Message,
     Ready,
     Refused,
@@ -41,8 +40,6 @@ from sash.text.base import Tokenizer
 _SHORT_TEXT = 2000
 _STOP_S = 5.0
 _RECENT = 32
-
-Progress = Callable[[str, int, int], None]
 
 
 class Submission:
@@ -96,7 +93,6 @@ class AsyncEngine:
         spec: the model's description; its stop tokens end answers.
         tokenizer: None where only token ids go in and out.
         max_waiting: answers that may wait beside the ``max_num_seqs`` that run; more are turned away.
-        on_progress: called with (stage, done, total) while the core loads.
     """
 
     def __init__(
@@ -107,13 +103,11 @@ class AsyncEngine:
         tokenizer: Tokenizer | None,
         *,
         max_waiting: int = 256,
-        on_progress: Progress | None = None,
     ) -> None:
         self.spec = spec
         self.tokenizer = tokenizer
         self._start = Start(model, dict(options))
         self._max_waiting = max_waiting
-        self._on_progress = on_progress
         self._frontend = Frontend(spec, tokenizer, int(options.get("seed", 0)))
         self._submissions: dict[str, Submission] = {}
         self._accepting: dict[str, asyncio.Future[None]] = {}
@@ -285,9 +279,6 @@ class AsyncEngine:
                 _reject(self._accepting.get(answer_id), RequestError(error))
             case Report(number, report):
                 _resolve(self._reports.get(number), report)
-            case LoadProgress(stage, done, total):
-                if self._on_progress is not None:
-                    self._on_progress(stage, done, total)
             case Ready():
                 _resolve(self._ready, message)
             case Failed(kind, error):

@@ -1,7 +1,7 @@
 """The core in a process of its own: ``python -m sash.engine.process FD``, FD an open socket to the one who asked.
 
-A step of some milliseconds and a web server can't share one interpreter lock. The process loads the model, tells how
-far it is, and then takes messages between steps; it ends when told to, and when the other side has gone.
+A step of some milliseconds and a web server can't share one interpreter lock. The process loads the model and then
+takes messages between steps; it ends when told to, and when the other side has gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from sash.engine.messages import (
     CancelRequest,
     Failed,
     GetReport,
-    LoadProgress,
     Message,
     Ready,
     Refused,
@@ -35,8 +34,6 @@ from sash.spec.errors import RequestError, SashError
 
 if TYPE_CHECKING:
     from sash.engine.core import EngineCore
-
-_PROGRESS_EVERY_S = 0.1
 
 
 def main() -> int:
@@ -75,16 +72,7 @@ def _load(start: Start, channel: Channel) -> EngineCore:
     from sash.engine.build import build_core
     from sash.engine.llm import engine_config
 
-    told_s = 0.0
-
-    def progress(stage: str, done: int, total: int) -> None:
-        nonlocal told_s
-        now = time.monotonic()
-        if done == total or now - told_s > _PROGRESS_EVERY_S:
-            told_s = now
-            channel.send([LoadProgress(stage, done, total)])
-
-    built = build_core(start.model, engine_config(start.options), progress)
+    built = build_core(start.model, engine_config(start.options))
     config = built.config
     channel.send(
         [
