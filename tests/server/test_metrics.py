@@ -120,6 +120,8 @@ def test_rejects_are_counted_by_reason() -> None:
         await complete(client, model="other")
         await client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
         await client.get("/nowhere")
+        await client.get("/v1/completions")
+        await client.get("/v1/jobs")
         engine.overloaded = True
         await complete(client)
         engine.overloaded, engine.alive = False, False

@@ -197,8 +197,8 @@ def _check(settings: ServerSettings) -> None:
         path = getattr(settings, name)
         if path is not None and not path.is_file():
             raise ConfigError(f"{name}={path} is no file")
-    if any(not key.isascii() or not key.strip() for key in settings.api_keys):
-        raise ConfigError("api_key must be a text of ASCII characters; header lines hold nothing else")
+    if any(not key.isascii() or not key or key != key.strip() for key in settings.api_keys):
+        raise ConfigError("api_key must be a text of ASCII characters without spaces around it, as header lines are")
     if settings.root_path and not settings.root_path.startswith("/"):
         raise ConfigError(f"root_path must begin with /, got {settings.root_path!r}")
     if settings.log_format not in ("json", "text"):

@@ -26,7 +26,6 @@ _REJECTS = {
     400: "invalid",
     401: "unauthorized",
     404: "model_not_found",
-    405: "invalid",
     408: "timeout",
     413: "too_large",
     415: "invalid",
