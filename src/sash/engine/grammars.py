@@ -185,7 +185,7 @@ class Grammars:
     def forget(self, wanted: StructuredOutputs) -> None:
         """Nobody waits for it any more: it isn't compiled, unless that has begun."""
         grammar = self._known.get(wanted)
-        if grammar in self._queue:
+        if grammar is not None and grammar in self._queue:
             self._queue.remove(grammar)
             del self._known[wanted]
 

@@ -131,9 +131,9 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     return _refused(request, as_field_error(error))
 
 
-async def _on_recursion_error(_: Request, error: Exception) -> Response:
+async def _on_recursion_error(request: Request, error: Exception) -> Response:
     """Bodies are read at one depth of the stack and used at another, where they may be nested too deeply."""
-    return error_response(ApiError(400, "the body is nested too deeply"))
+    return _refused(request, ApiError(400, "the body is nested too deeply"))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
