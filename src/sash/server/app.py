@@ -15,12 +15,12 @@ from starlette.middleware import Middleware
 from sash import __version__
 from sash.server.engine import ServingEngine
 from sash.server.errors import ApiError, as_api_error, as_field_error, error_response
-from sash.server.exposition import Exposition
 from sash.server.jobs.service import running_jobs
 from sash.server.middleware import layers, needs_no_key, note
 from sash.server.routes import chat, completions, health, jobs, metrics, models, page, responses, stats, tokenize
 from sash.server.settings import ServerSettings
 from sash.server.state import ServerState
+from sash.server.telemetry.exposition import Exposition
 from sash.spec.errors import ConfigError, SashError
 
 ROUTERS = (

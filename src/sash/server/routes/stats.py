@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from sash.server.errors import error_responses
 from sash.server.serving import stream_of
 from sash.server.state import ServerState, state_of
-from sash.server.stats import make_stats, stats_schema
+from sash.server.telemetry.stats import make_stats, stats_schema
 
 router = APIRouter(tags=["operation"])
 _JSON = {"application/json": {"schema": stats_schema()}}

@@ -14,17 +14,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.apps import fake_engine, serve
 from tests.server.fake import FakeEngine
-from tests.server.test_histograms import FakeClock
+from tests.server.telemetry.test_histograms import FakeClock
 
 from sash.engine.messages import AddRequest
 from sash.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from sash.engine.report import EngineReport
-from sash.server import reports
-from sash.server.metrics import Metrics
+from sash.server.telemetry import reports
+from sash.server.telemetry.metrics import Metrics
 from sash.spec.sampling import SamplingParams
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 async def scrape(client: httpx.AsyncClient) -> Series:
