@@ -212,6 +212,25 @@ def test_the_end_of_a_core_before_is_no_end_of_the_next(run: Callable[[Test], No
     run(test)
 
 
+def test_a_core_that_can_not_be_started_now_may_be_started_later(
+    run: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*command: object, **options: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    async def test(engine: AsyncEngine) -> None:
+        await engine.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "create_subprocess_exec", fail)
+            with pytest.raises(EngineDeadError, match="Cannot allocate memory"):
+                await engine.start()
+        assert "Cannot allocate memory" in await engine.ended()
+        await engine.close()
+        await engine.start()
+
+    run(test)
+
+
 def test_a_core_goes_when_its_client_has_gone(folder: Path) -> None:
     async def whole() -> int | None:
         engine = make(folder)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from sash import SamplingParams
-from sash.engine.messages import Accepted, AddRequest, CancelRequest, Message, Stop
+from sash.engine.messages import Accepted, AddRequest, CancelRequest, Message, Stop, Update
 from sash.engine.process import _serve
 from sash.engine.wire import Channel, FrameReader, frame
 from sash.spec.structured import StructuredOutputs
@@ -35,6 +36,7 @@ class Core:
 
     def __init__(self) -> None:
         self.grammars = Grammars()
+        self.config = SimpleNamespace(options=SimpleNamespace(request_timeout_s=None))
         self.has_work = True
         self.seen = threading.Event()
 
@@ -100,3 +102,10 @@ def test_a_grammar_is_given_up_with_the_last_who_waits_for_it(core: Core, client
     while len(core.grammars.forgotten) < 2:
         pass
     assert core.grammars.forgotten[1] == StructuredOutputs(regex="a")
+
+
+def test_the_time_of_a_request_passes_while_its_grammar_waits(core: Core, client: socket.socket) -> None:
+    core.config.options.request_timeout_s = 0.0
+    client.sendall(frame([add("0", "a")]))
+    assert FrameReader().feed(client.recv(1000)) == [Accepted("0.0"), Update("0.0", finish_reason="timeout")]
+    assert core.grammars.forgotten == [StructuredOutputs(regex="a")]

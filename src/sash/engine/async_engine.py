@@ -138,7 +138,12 @@ class AsyncEngine:
         with theirs:
             # -P: a folder named sash where we happen to run must not stand in for the package.
             command = (sys.executable, "-P", "-m", "sash.engine.process", str(theirs.fileno()))
-            self._process = await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),))
+            try:
+                self._process = await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),))
+            except OSError as error:
+                ours.close()
+                self._ended.set_result(str(error))
+                raise EngineDeadError(f"no process could be started for the engine: {error}") from error
         self.starts += 1
         link = self._link = _Link(self._take, self._gone)
         await loop.create_connection(lambda: link, sock=ours)
