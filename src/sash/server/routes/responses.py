@@ -278,7 +278,9 @@ async def response_input(
 ) -> Response:
     """The items that an answer was made of, newest first; not those of the answers before it."""
     items = _stored(response_id, state).own[:: 1 if order == "asc" else -1]
-    start = next((i + 1 for i, item in enumerate(items) if item["id"] == after), 0)
+    start = 0 if after is None else next((i + 1 for i, item in enumerate(items) if item["id"] == after), None)
+    if start is None:
+        raise ApiError(400, f"after: there is no item {str(after)[:100]!r} among them", param="after")
     page = items[start : start + limit]
     answer: InputItems = {
         "object": "list",
