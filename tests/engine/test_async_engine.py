@@ -177,6 +177,60 @@ def test_a_core_that_dies_is_told_to_all_who_wait_and_may_start_again(run: Calla
     run(test)
 
 
+def test_a_core_that_is_started_again_takes_nothing_before_it_has_loaded(run: Callable[[Test], None]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        await engine.ended()
+        await engine.close()
+        again = asyncio.create_task(engine.start())
+        while engine.starts < 2:
+            assert not engine.alive
+            await asyncio.sleep(0)
+        assert not engine.alive and not again.done()
+        with pytest.raises(EngineDeadError, match="not running"):
+            async with engine.submit("Hello", LONG):
+                pass
+        await again
+        assert engine.alive
+
+    run(test)
+
+
+def test_the_end_of_a_core_before_is_no_end_of_the_next(run: Callable[[Test], None]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        before = engine._link
+        assert before is not None
+        await engine.close()
+        again = asyncio.create_task(engine.start())
+        while engine.starts < 2:
+            await asyncio.sleep(0)
+        before.connection_lost(None)  # as it comes where the loop hears of a process before it hears of its socket
+        await again
+        assert engine.alive
+
+    run(test)
+
+
+def test_a_core_that_can_not_be_started_now_may_be_started_later(
+    run: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*command: object, **options: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    async def test(engine: AsyncEngine) -> None:
+        await engine.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "create_subprocess_exec", fail)
+            with pytest.raises(EngineDeadError, match="Cannot allocate memory"):
+                await engine.start()
+        assert "Cannot allocate memory" in await engine.ended()
+        await engine.close()
+        await engine.start()
+
+    run(test)
+
+
 def test_a_core_goes_when_its_client_has_gone(folder: Path) -> None:
     async def whole() -> int | None:
         engine = make(folder)

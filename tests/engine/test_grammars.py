@@ -121,7 +121,8 @@ def test_a_grammar_that_takes_too_long_is_refused_and_harms_nobody(grammars: Gra
     other = grammars.constraint(grammars.compile(StructuredOutputs(regex="[ab]*x")))
     hostile = grammars.begin(HOSTILE)
     text = ""
-    while not grammars.decided(hostile):
+    while not hostile.decided:
+        grammars.poll()
         follow(grammars, other, "a", text)
         text += "a"
         assert allowed(other) == {*ids("abx")}
@@ -199,6 +200,29 @@ def test_a_slot_is_not_given_away_while_a_mask_is_made_for_it(grammars: Grammars
         os.kill(pid, signal.SIGCONT)  # the fixture waits until it is free
 
 
+def test_slots_that_a_process_may_still_write_to_are_never_given_away(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars = Grammars(str(folder), VOCAB, [EOS])
+    grammar = grammars.compile(WORD)
+    asked = [grammars.constraint(grammar) for _ in range(2)]
+    for constraint in asked:
+        follow(grammars, constraint, "a")
+    slots = {constraint.slot for constraint in asked}
+    (pid,) = children(grammars)
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr("sash.engine.grammars._LAST_S", -1.0)
+    for constraint in asked:
+        grammars.ask(constraint, ids("ab"), 0)
+    grammars.wait(asked[:1], 0.0)
+    assert all("more time or memory" in constraint.error for constraint in asked)
+    for constraint in asked:
+        grammars.close(constraint)
+    assert not slots & set(grammars._free)
+    os.kill(pid, signal.SIGCONT)
+    grammars.shutdown()
+
+
 def test_a_host_that_dies_is_started_again(grammars: Grammars) -> None:
     assert grammars._host is not None
     grammars.compile(WORD)
@@ -207,6 +231,56 @@ def test_a_host_that_dies_is_started_again(grammars: Grammars) -> None:
     constraint = grammars.constraint(grammars.compile(StructuredOutputs(regex="again")))
     assert allowed(constraint) == {*ids("a")}
     grammars.close(constraint)
+
+
+def test_a_host_that_dies_takes_none_with_it_that_waits_for_its_turn(grammars: Grammars) -> None:
+    grammars.compile(WORD)
+    host = grammars._host
+    assert host is not None
+    slow = [{"type": "integer", "multipleOf": number} for number in (99999941, 99999959)]
+    for schema in slow:
+        grammars.begin(StructuredOutputs(json=schema))
+    waiting = [grammars.begin(StructuredOutputs(regex=f"w{i}")) for i in range(5)]
+    host.process.kill()
+    host.process.wait()
+    for grammar in waiting:
+        assert not grammar.decided
+    constraint = grammars.constraint(grammars.compile(WORD))
+    grammars.shutdown()
+    assert grammars._host is not None and grammars._host is not host, "they are compiled by another"
+    for grammar in waiting:
+        grammars.compile(grammar.wanted)
+        assert grammar.first is not None and not grammar.error
+    follow(grammars, constraint, "a")
+    assert not constraint.error
+    grammars.close(constraint)
+
+
+def test_what_nobody_waits_for_is_not_compiled(grammars: Grammars) -> None:
+    slow = [StructuredOutputs(json={"type": "integer", "multipleOf": number}) for number in (99999931, 99999947)]
+    for wanted in slow:
+        grammars.begin(wanted)
+    left, kept = StructuredOutputs(regex="left"), StructuredOutputs(regex="kept")
+    known = grammars.begin(left)
+    grammars.begin(kept)
+    for wanted in (left, left, slow[0]):
+        grammars.forget(wanted)
+    assert grammars.compile(kept).first is not None
+    for wanted in slow:
+        with pytest.raises(RequestError):
+            grammars.compile(wanted)
+    assert not known.decided and grammars.begin(left) is not known
+    grammars.compile(left)
+
+
+def test_answers_without_a_slot_keep_no_process(grammars: Grammars) -> None:
+    free, grammars._free = grammars._free, []
+    constraint = grammars.constraint(grammars.compile(WORD))
+    grammars.ask(constraint, ids("a"), 0)
+    assert "too many answers" in constraint.error
+    grammars.close(constraint)
+    assert not any(link.users for link in grammars._links)
+    grammars._free = free
 
 
 def test_no_process_stays_behind(folder: Path) -> None:

@@ -83,7 +83,7 @@ class FakeEngine:
         for step in range(max(map(len, scripts))):
             await asyncio.sleep(self.delay_s)
             if self.die_after is not None and step >= self.die_after:
-                submission.die("the engine failed (scripted); the request is lost, send it again")
+                submission.die("the engine failed; the request is lost, send it again")
                 return
             for answer_id, script in zip(message.answer_ids, scripts, strict=True):
                 if step >= len(script):

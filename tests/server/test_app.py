@@ -55,6 +55,8 @@ def test_unknown_paths_and_methods_get_an_error_body() -> None:
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         ({"prompt": "a", "stop": ["a", ""]}, "stop"),
         ({"prompt": "a", "stop": ["x"] * 257}, "stop"),
+        ({"prompt": "a", "bad_words": ["x" * 257]}, "bad_words.0"),
+        ({"prompt": "a", "bad_words": ["x"] * 1025}, "bad_words"),
         ({"prompt": "a", "stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
         ({"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "max_tokens"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
@@ -65,6 +67,26 @@ def test_a_field_that_is_wrong_is_named(body: object, param: str) -> None:
     error = refusal(COMPLETIONS, body)
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert param.split(".")[0] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, '{"prompt": "a", "structured_outputs": {"choice": %s}}'),
+        ("/v1/responses", '{"input": "a", "text": {"format": {"type": "text", "extra": %s}}}'),
+        ("/v1/responses", '{"input": [{"role": "user", "content": "a", "extra": %s}]}'),
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "a", "extra": %s}]}'),
+    ],
+)
+def test_what_can_be_read_and_not_be_used_is_nested_too_deeply(path: str, body: str) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        headers, statuses = {"content-type": "application/json"}, set()
+        for depth in range(850, 1000):  # the stack has room for a thousand calls
+            content = body % ("[" * depth + "]" * depth)
+            statuses.add((await client.post(path, content=content, headers=headers)).status_code)
+        assert 400 in statuses <= {200, 400}
+
+    serve(test)
 
 
 def test_fields_of_messages_are_named_with_their_place() -> None:
@@ -228,6 +250,17 @@ def test_prompts_are_logged_where_that_is_asked_for() -> None:
     with logged() as lines:
         post(COMPLETIONS, {"prompt": ["one", "two"]}, log_prompts=True)
     assert next(line for line in lines if line["event"] == "prompts")["prompts"] == ["one", "two"]
+
+
+@pytest.mark.parametrize("how", [{}, {"stream": True}, {"background": True}])
+def test_responses_are_logged_as_all_else_however_they_come(how: dict[str, bool]) -> None:
+    with logged() as lines:
+        post("/v1/responses", {"input": "hi"} | how, log_prompts=True)
+    (prompts,) = (line["prompts"] for line in lines if line["event"] == "prompts")
+    (done,) = (line for line in lines if line["event"] == "request")
+    assert "hi" in prompts[0] and done["prompt_tokens"] == len(prompts[0])
+    if "background" not in how:
+        assert (done["completion_tokens"], done["finish_reasons"]) == (16, "length")
 
 
 def test_draining_refuses_new_work_and_says_so() -> None:

@@ -158,8 +158,17 @@ def test_long_conversations_are_worked_on_in_a_thread(monkeypatch: pytest.Monkey
     monkeypatch.setattr(asyncio, "to_thread", noted)
     prompt_of(templated(), [say("user", "short")])
     assert not calls
-    prompt_of(templated(), [say("user", "long " * 1000)], truncate_prompt_tokens=9)
-    assert len(calls) == 1
+    long = "long " * 1000
+    tool = {"type": "function", "function": {"name": "f", "description": long}}
+    for message, more in (
+        (say("user", long), {}),
+        (say("user", "short", name=long), {}),
+        (say("user", "short"), {"tools": [tool]}),
+        (say("user", "short"), {"chat_template_kwargs": {"mood": long}}),
+    ):
+        calls.clear()
+        prompt_of(templated(), [message], truncate_prompt_tokens=9, **more)
+        assert len(calls) == 1
 
 
 def test_length_is_what_is_asked_for_by_either_name_or_what_there_is() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sash.server.config import PREFIX, ServeConfig, serve_config, without_secrets
+from sash.server.config import PREFIX, ServeConfig, serve_config
 from sash.spec.errors import ConfigError
 
 
@@ -54,10 +54,12 @@ def test_every_kind_of_value_comes_from_the_environment_and_from_the_file(tmp_pa
         ("model: m\nchat_template: /nowhere", {}, "chat_template=/nowhere is no file"),
         ("model: m\nmax_waiting: -1", {}, "max_waiting must be 0 or more"),
         ("model: m\nrequest_timeout_s: 0", {}, "request_timeout_s must be above 0"),
+        ("model: m\nheartbeat_s: 0", {}, "heartbeat_s must be above 0"),
         ("model: m\nroot_path: x", {}, "root_path must begin with /"),
         ("model: m\nlog_format: xml", {}, "log_format must be json or text"),
         ("model: m\ntool_call_parser: own", {}, "tool_call_parser must be auto, hermes, mistral, llama3, gemma"),
         ("model: m\napi_key: [é]", {}, "api_key must be a text of ASCII"),
+        ("model: m\napi_key: ['a ']", {}, "api_key must be a text of ASCII characters without spaces around it"),
         ("- a", {}, "must hold names and values"),
         ("a: [", {}, "is not valid YAML"),
         ("!!python/object/apply:os.system ['false']", {}, "is not valid YAML"),
@@ -77,11 +79,6 @@ def test_a_path_gives_the_model_its_name(tmp_path: Path) -> None:
     (tmp_path / "tiny.gguf").write_bytes(b"")
     assert configured(tmp_path, model=str(tmp_path / "tiny.gguf")).settings.model_name == "tiny"
     assert configured(tmp_path, model="org/name").settings.model_name == "org/name"
-
-
-def test_keys_are_not_shown(tmp_path: Path) -> None:
-    settings = configured(tmp_path, model="m", api_key=("secret",)).settings
-    assert "secret" not in str(without_secrets(settings)) and len(without_secrets(settings).api_keys) == 1
 
 
 def test_jobs_are_kept_in_the_users_folder_unless_said_otherwise(tmp_path: Path) -> None:

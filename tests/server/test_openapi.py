@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,13 @@ OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for 
 
 def operation(path: str, method: str, document: dict[str, Any] = DOCUMENT) -> dict[str, Any]:
     return dict(document["paths"][path][method])
+
+
+def test_the_page_about_the_interface_names_every_path() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    assert {path for path in DOCUMENT["paths"] if path.split("/{")[0] not in page} == set()
+    actions = {path.rpartition("}")[2] for path in DOCUMENT["paths"] if "}/" in path}
+    assert {action for action in actions if f"…{action}" not in page} == set()
 
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)

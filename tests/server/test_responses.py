@@ -77,6 +77,7 @@ def test_items_become_messages(given: Any, instructions: str | None, prompt: str
     ("body", "param", "told"),
     [
         ({"input": []}, "input", "input is empty"),
+        ({"input": [{"role": "user", "content": "a", "id": 5}]}, "input.0.id", "id must be a text"),
         ({"input": [{"role": "robot", "content": "a"}]}, "input.0.role", "role must be one of user"),
         ({"input": [{"role": "user", "content": 5}]}, "input.0.content", "a text or a list of parts"),
         (

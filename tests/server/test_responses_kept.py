@@ -44,6 +44,8 @@ def test_input_items_come_in_pages() -> None:
         assert [item["id"] for item in page["data"]] == ["i4", "i3"] and page["has_more"]
         rest = (await client.get(path, params={"order": "asc", "after": "i2"})).json()
         assert [item["id"] for item in rest["data"]] == ["i3", "i4"] and rest["last_id"] == "i4"
+        nowhere = await client.get(path, params={"after": "i9"})
+        assert nowhere.status_code == 400 and nowhere.json()["error"]["param"] == "after"
 
     serve(saying(b"yes"), test)
 

@@ -67,6 +67,7 @@ def test_a_strict_schema_is_not_lenient() -> None:
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "origin": 5}}, "structured_outputs"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),

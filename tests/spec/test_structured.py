@@ -45,6 +45,7 @@ def test_parameters_with_it_survive_a_message() -> None:
 
 
 WRONG: list[tuple[object, str]] = [
+    ({"regex": "a", "origin": "me"}, "structured_outputs has no field origin; use json"),
     ({}, "exactly one of json, json_object, regex, choice, grammar"),
     ({"json_object": False}, "exactly one"),
     ({"json": {}, "regex": "a"}, "got json and regex"),

@@ -18,7 +18,6 @@ from sash.engine.messages import (
     Accepted,
     Failed,
     GetReport,
-    LoadProgress,
     Message,
     Ready,
     Refused,
@@ -41,8 +40,6 @@ from sash.text.base import Tokenizer
 _SHORT_TEXT = 2000
 _STOP_S = 5.0
 _RECENT = 32
-
-Progress = Callable[[str, int, int], None]
 
 
 class Submission:
@@ -96,7 +93,6 @@ class AsyncEngine:
         spec: the model's description; its stop tokens end answers.
         tokenizer: None where only token ids go in and out.
         max_waiting: answers that may wait beside the ``max_num_seqs`` that run; more are turned away.
-        on_progress: called with (stage, done, total) while the core loads.
     """
 
     def __init__(
@@ -107,13 +103,11 @@ class AsyncEngine:
         tokenizer: Tokenizer | None,
         *,
         max_waiting: int = 256,
-        on_progress: Progress | None = None,
     ) -> None:
         self.spec = spec
         self.tokenizer = tokenizer
         self._start = Start(model, dict(options))
         self._max_waiting = max_waiting
-        self._on_progress = on_progress
         self._frontend = Frontend(spec, tokenizer, int(options.get("seed", 0)))
         self._submissions: dict[str, Submission] = {}
         self._accepting: dict[str, asyncio.Future[None]] = {}
@@ -124,6 +118,7 @@ class AsyncEngine:
         self._process: asyncio.subprocess.Process | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._ended: asyncio.Future[str] | None = None
+        self._loaded = False
         self.info: Ready | None = None
         self.starts = 0
 
@@ -135,6 +130,7 @@ class AsyncEngine:
             EngineDeadError: it ended otherwise.
         """
         loop = asyncio.get_running_loop()
+        self._loaded = False
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -142,17 +138,24 @@ class AsyncEngine:
         with theirs:
             # -P: a folder named sash where we happen to run must not stand in for the package.
             command = (sys.executable, "-P", "-m", "sash.engine.process", str(theirs.fileno()))
-            self._process = await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),))
+            try:
+                self._process = await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),))
+            except OSError as error:
+                ours.close()
+                self._ended.set_result(str(error))
+                raise EngineDeadError(f"no process could be started for the engine: {error}") from error
         self.starts += 1
-        _, self._link = await loop.create_connection(lambda: _Link(self._take, self._lost), sock=ours)
+        link = self._link = _Link(self._take, self._gone)
+        await loop.create_connection(lambda: link, sock=ours)
         self._send(self._start)
         self.info = await self._ready
+        self._loaded = True
         return self.info
 
     @property
     def alive(self) -> bool:
         """Whether the core runs and has loaded."""
-        return self.info is not None and self._ended is not None and not self._ended.done()
+        return self._loaded and self._ended is not None and not self._ended.done()
 
     @property
     def pid(self) -> int | None:
@@ -243,19 +246,21 @@ class AsyncEngine:
             self._reports.pop(number, None)
 
     async def close(self) -> None:
-        """End the core's process; what is open there fails."""
+        """End the core's process, at once where it hasn't loaded; what is open there fails."""
         if self._process is None:
             return
-        if self._link is not None:
-            with contextlib.suppress(EngineDeadError):
-                self._send(Stop())
+        with contextlib.suppress(EngineDeadError):
+            self._send(Stop())
         try:
-            await asyncio.wait_for(self._process.wait(), _STOP_S)
+            await asyncio.wait_for(self._process.wait(), _STOP_S if self._loaded else 0.0)
         except TimeoutError:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                self._process.kill()
             await self._process.wait()
+        self._lost()
         if self._link is not None:
             self._link.close()
+            self._link = None
 
     def _send(self, message: ToCore) -> None:
         if self._link is None or not self._link.send(message):
@@ -279,9 +284,6 @@ class AsyncEngine:
                 _reject(self._accepting.get(answer_id), RequestError(error))
             case Report(number, report):
                 _resolve(self._reports.get(number), report)
-            case LoadProgress(stage, done, total):
-                if self._on_progress is not None:
-                    self._on_progress(stage, done, total)
             case Ready():
                 _resolve(self._ready, message)
             case Failed(kind, error):
@@ -297,12 +299,17 @@ class AsyncEngine:
             logger().error("core_failed", kind=kind, error=error)
         self._lost(f"{kind}: {error.strip().splitlines()[-1] if error.strip() else 'no message'}")
 
+    def _gone(self, link: _Link) -> None:
+        if link is self._link:  # else it is that of a core before, heard of when another is being started
+            self._lost()
+
     def _lost(self, reason: str = "its process has ended") -> None:
         """The core is gone: everybody who waits for it hears of it, once."""
         if self._ended is None or self._ended.done():
             return
         self._ended.set_result(reason)
-        text = f"the engine failed ({reason}); the request is lost, send it again"
+        # Why is for the operator: it may show paths and sizes.
+        text = "the engine failed; the request is lost, send it again"
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(EngineDeadError(f"the engine ended while it was loading: {reason}"))
         for accepting in self._accepting.values():
@@ -326,7 +333,7 @@ def _reject(future: asyncio.Future[Any] | None, error: Exception) -> None:
 class _Link(asyncio.Protocol):
     """Our end of the socket."""
 
-    def __init__(self, take: Callable[[list[Message]], None], lost: Callable[[], None]) -> None:
+    def __init__(self, take: Callable[[list[Message]], None], lost: Callable[[_Link], None]) -> None:
         self._take = take
         self._lost = lost
         self._reader = FrameReader()
@@ -340,7 +347,7 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._lost()
+        self._lost(self)
 
     def send(self, message: ToCore) -> bool:
         """False when the core has gone."""

@@ -117,11 +117,10 @@ class EngineCore:
         self.scheduler.add(tickets[0])
 
     def compiles(self, request: AddRequest) -> bool:
-        """Whether the request's grammar is still being compiled, so that ``add`` would wait for it."""
+        """Whether the request's grammar is still being compiled, so that ``add`` would wait for it. What has come of
+        it is taken by ``Grammars.poll``."""
         wanted = request.params.structured_outputs
-        return (
-            wanted is not None and self.grammars is not None and not self.grammars.decided(self.grammars.begin(wanted))
-        )
+        return wanted is not None and self.grammars is not None and not self.grammars.begin(wanted).decided
 
     def compile(self, request: AddRequest) -> None:
         """Wait until the request's grammar is compiled, if it has one.

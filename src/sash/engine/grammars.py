@@ -182,10 +182,12 @@ class Grammars:
             raise RequestError(f"{wanted.origin} {wanted.kind} can't be used: {grammar.error}")
         return grammar
 
-    def decided(self, grammar: Grammar) -> bool:
-        """Whether it has been compiled or refused by now."""
-        self.poll()
-        return grammar.decided
+    def forget(self, wanted: StructuredOutputs) -> None:
+        """Nobody waits for it any more: it isn't compiled, unless that has begun."""
+        grammar = self._known.get(wanted)
+        if grammar is not None and grammar in self._queue:
+            self._queue.remove(grammar)
+            del self._known[wanted]
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -199,17 +201,17 @@ class Grammars:
     def ask(self, constraint: Constraint, tokens: Sequence[int], start: int) -> None:
         """Have the mask made that follows ``tokens[start:]``, the answer so far."""
         grammar = constraint.grammar
+        if constraint.slot is None:
+            if not self._free:
+                constraint.error = "too many answers with structured_outputs at once; try again later"
+                return
+            constraint.slot = heapq.heappop(self._free)
         link = grammar.link or self._open(grammar)
         self._links.move_to_end(link)
         fresh = constraint.link is not link
         if fresh:
             constraint.link, constraint.told = link, 0
             link.users += 1
-        if constraint.slot is None:
-            if not self._free:
-                constraint.error = "too many answers with structured_outputs at once; try again later"
-                return
-            constraint.slot = heapq.heappop(self._free)
         self._number += 1
         new = tuple(tokens[start + constraint.told :])
         constraint.told += len(new)
@@ -226,8 +228,9 @@ class Grammars:
                 break
         for constraint in constraints:
             if not constraint.ready and time.monotonic() - constraint.asked_s > _LAST_S and constraint.link:
-                # Its process may still write to the slot, which nobody gets again.
-                constraint.slot = None
+                # Its process may still write to their slots, which nobody gets again.
+                for asked in constraint.link.open.values():
+                    asked.slot = None
                 self._lose(constraint.link)
 
     def poll(self) -> None:
@@ -248,12 +251,13 @@ class Grammars:
         # Else its process may still write to the slot: it is free when that has answered.
 
     def shutdown(self) -> None:
-        """End all processes; what is asked for again starts anew."""
-        for link in list(self._links):
-            self._lose(link)
+        """End all processes; what is asked for again, or waits to be compiled, starts anew."""
+        links = list(self._links)
         if self._host is not None:
-            self._finalizer()
             self._host = None
+            self._finalizer()
+        for link in links:
+            self._lose(link)
 
     def _start_next(self) -> None:
         while self._queue and len(self._compiling) < _COMPILING:

@@ -61,14 +61,6 @@ class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
     options: dict[str, Any]
 
 
-class LoadProgress(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """How far the core process has come while it loads."""
-
-    stage: str
-    done: int
-    total: int
-
-
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The core has loaded and takes requests."""
 
@@ -119,7 +111,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 ToCore = Start | AddRequest | CancelRequest | GetReport | Stop
-FromCore = LoadProgress | Ready | Failed | Accepted | Refused | Update | Report
+FromCore = Ready | Failed | Accepted | Refused | Update | Report
 Message = ToCore | FromCore
 
 _decoder = msgspec.msgpack.Decoder(list[Message])

@@ -1,12 +1,13 @@
 """The core in a process of its own: ``python -m sash.engine.process FD``, FD an open socket to the one who asked.
 
-A step of some milliseconds and a web server can't share one interpreter lock. The process loads the model, tells how
-far it is, and then takes messages between steps; it ends when told to, and when the other side has gone.
+A step of some milliseconds and a web server can't share one interpreter lock. The process loads the model and then
+takes messages between steps; it ends when told to, and when the other side has gone.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sash.engine.messages import (
@@ -22,21 +24,19 @@ from sash.engine.messages import (
     CancelRequest,
     Failed,
     GetReport,
-    LoadProgress,
     Message,
     Ready,
     Refused,
     Report,
     Start,
     Stop,
+    Update,
 )
 from sash.engine.wire import Channel
 from sash.spec.errors import RequestError, SashError
 
 if TYPE_CHECKING:
     from sash.engine.core import EngineCore
-
-_PROGRESS_EVERY_S = 0.1
 
 
 def main() -> int:
@@ -75,16 +75,7 @@ def _load(start: Start, channel: Channel) -> EngineCore:
     from sash.engine.build import build_core
     from sash.engine.llm import engine_config
 
-    told_s = 0.0
-
-    def progress(stage: str, done: int, total: int) -> None:
-        nonlocal told_s
-        now = time.monotonic()
-        if done == total or now - told_s > _PROGRESS_EVERY_S:
-            told_s = now
-            channel.send([LoadProgress(stage, done, total)])
-
-    built = build_core(start.model, engine_config(start.options), progress)
+    built = build_core(start.model, engine_config(start.options))
     config = built.config
     channel.send(
         [
@@ -100,45 +91,79 @@ def _load(start: Start, channel: Channel) -> EngineCore:
     return built.core
 
 
+@dataclass(slots=True)
+class _Compiling:
+    """A request whose grammar is being compiled; its time is over at ``due_s`` of the monotonic clock."""
+
+    request: AddRequest
+    due_s: float
+
+
 def _serve(core: EngineCore, channel: Channel) -> None:
     """Messages, a step, news; over and over. All messages that have come are taken before a step is scheduled.
     Requests whose grammar is being compiled wait here, while the others' steps go on."""
-    compiling: list[AddRequest] = []
+    compiling: list[_Compiling] = []
     while True:
         news: list[Message] = []
-        if compiling and core.grammars is not None and not core.has_work:
-            channel.wait(core.grammars.sockets)
+        if compiling and core.grammars is not None:
+            core.grammars.poll()
+            # Sockets tell of what is still being compiled only: the last step may have taken the news of the rest.
+            if not core.has_work and all(core.compiles(one.request) for one in compiling):
+                channel.wait(core.grammars.sockets)
         for message in channel.receive(wait=not core.has_work and not compiling):
             if isinstance(message, Stop):
                 return
             news += _take(core, message, compiling)
-        for request in [r for r in compiling if not core.compiles(r)]:
-            compiling.remove(request)
-            news += _add(core, request)
+        for one in [one for one in compiling if not core.compiles(one.request)]:
+            compiling.remove(one)
+            news += _add(core, one.request)
+        news += _expire(core, compiling)
         if core.has_work:
             news += core.step()
         if news:
             channel.send(news)
 
 
-def _take(core: EngineCore, message: Message, compiling: list[AddRequest]) -> list[Message]:
+def _take(core: EngineCore, message: Message, compiling: list[_Compiling]) -> list[Message]:
     """Carry out one message; returns its answer. A request whose grammar isn't compiled goes to ``compiling``."""
     if isinstance(message, AddRequest):
         return _add(core, message, compiling)
     if isinstance(message, CancelRequest):
         core.cancel(message)
-        compiling[:] = [request for request in compiling if message.answer_id not in request.answer_ids]
+        _give_up(core, message.answer_id, compiling)
         return []
     if isinstance(message, GetReport):
         return [Report(message.number, core.report(page_maps=message.page_maps))]
     raise TypeError(f"{type(message).__name__} is no message for a core")
 
 
-def _add(core: EngineCore, request: AddRequest, compiling: list[AddRequest] | None = None) -> list[Message]:
+def _expire(core: EngineCore, compiling: list[_Compiling]) -> list[Message]:
+    """Tell of requests whose time is over before their grammar is compiled."""
+    news: list[Message] = []
+    now = time.monotonic()
+    for request in [one.request for one in compiling if now >= one.due_s]:
+        _give_up(core, request.answer_ids[0], compiling)
+        news.append(Accepted(request.answer_ids[0]))
+        news += [Update(answer_id, finish_reason="timeout") for answer_id in request.answer_ids]
+    return news
+
+
+def _give_up(core: EngineCore, answer_id: str, compiling: list[_Compiling]) -> None:
+    """Nobody waits for the answer: nor for its grammar, unless others do."""
+    for one in [one for one in compiling if answer_id in one.request.answer_ids]:
+        compiling.remove(one)
+        wanted = one.request.params.structured_outputs
+        others = {other.request.params.structured_outputs for other in compiling}
+        if wanted is not None and core.grammars is not None and wanted not in others:
+            core.grammars.forget(wanted)
+
+
+def _add(core: EngineCore, request: AddRequest, compiling: list[_Compiling] | None = None) -> list[Message]:
     try:
         core.check_request(request)
         if compiling is not None and core.compiles(request):
-            compiling.append(request)
+            timeout_s = core.config.options.request_timeout_s
+            compiling.append(_Compiling(request, math.inf if timeout_s is None else time.monotonic() + timeout_s))
             return []
         core.add(request)
     except RequestError as error:

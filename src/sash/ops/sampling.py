@@ -68,8 +68,8 @@ def sampler_state(
         if params.allowed_token_ids is not None:
             bias.fill_(-math.inf)
             bias[list(params.allowed_token_ids)] = 0.0
-        for token, value in params.logit_bias.items():
-            bias[token] += value
+        if params.logit_bias:
+            bias[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()))
         bias[list(params.bad_token_ids)] = -math.inf
         state.bias = bias.to(device)
     if stop_ids:

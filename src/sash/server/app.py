@@ -15,12 +15,12 @@ from starlette.middleware import Middleware
 from sash import __version__
 from sash.server.engine import ServingEngine
 from sash.server.errors import ApiError, as_api_error, as_field_error, error_response
-from sash.server.exposition import Exposition
 from sash.server.jobs.service import running_jobs
 from sash.server.middleware import layers, needs_no_key, note
 from sash.server.routes import chat, completions, health, jobs, metrics, models, page, responses, stats, tokenize
 from sash.server.settings import ServerSettings
 from sash.server.state import ServerState
+from sash.server.telemetry.exposition import Exposition
 from sash.spec.errors import ConfigError, SashError
 
 ROUTERS = (
@@ -67,6 +67,7 @@ def create_app(
             SashError: _on_sash_error,
             RequestValidationError: _on_validation_error,
             HTTPException: _on_http_error,
+            RecursionError: _on_recursion_error,
         },
     )
     app.state.server = state
@@ -128,6 +129,11 @@ async def _on_sash_error(request: Request, error: Exception) -> Response:
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     return _refused(request, as_field_error(error))
+
+
+async def _on_recursion_error(request: Request, error: Exception) -> Response:
+    """Bodies are read at one depth of the stack and used at another, where they may be nested too deeply."""
+    return _refused(request, ApiError(400, "the body is nested too deeply"))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

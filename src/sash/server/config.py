@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -184,8 +184,8 @@ def _check(settings: ServerSettings) -> None:
     """
     if not 0 <= settings.port <= 65535:
         raise ConfigError(f"port must be 0 to 65535, got {settings.port}; 8000 is usual, 0 takes a free one")
-    positive = ("max_body_bytes", "max_prompts", "request_timeout_s", "jobs_concurrency", "jobs_max_requests")
-    for name in (*positive, "jobs_max_stored", "jobs_max_bytes", "jobs_retention_s"):
+    positive = ("max_body_bytes", "max_prompts", "request_timeout_s", "heartbeat_s", "jobs_concurrency")
+    for name in (*positive, "jobs_max_requests", "jobs_max_stored", "jobs_max_bytes", "jobs_retention_s"):
         if getattr(settings, name) is not None and not getattr(settings, name) > 0:
             raise ConfigError(f"{name} must be above 0, got {getattr(settings, name)}")
     for name in ("max_waiting", "drain_s", "max_restarts"):
@@ -197,16 +197,11 @@ def _check(settings: ServerSettings) -> None:
         path = getattr(settings, name)
         if path is not None and not path.is_file():
             raise ConfigError(f"{name}={path} is no file")
-    if any(not key.isascii() or not key.strip() for key in settings.api_keys):
-        raise ConfigError("api_key must be a text of ASCII characters; header lines hold nothing else")
+    if any(not key.isascii() or not key or key != key.strip() for key in settings.api_keys):
+        raise ConfigError("api_key must be a text of ASCII characters without spaces around it, as header lines are")
     if settings.root_path and not settings.root_path.startswith("/"):
         raise ConfigError(f"root_path must begin with /, got {settings.root_path!r}")
     if settings.log_format not in ("json", "text"):
         raise ConfigError(f"log_format must be json or text, got {settings.log_format!r}")
     if settings.tool_call_parser not in ("auto", *FORMATS):
         raise ConfigError(f"tool_call_parser must be auto, {', '.join(FORMATS)}, got {settings.tool_call_parser!r}")
-
-
-def without_secrets(settings: ServerSettings) -> ServerSettings:
-    """The settings as they may be shown: keys are counted, not told."""
-    return replace(settings, api_keys=("…",) * len(settings.api_keys))

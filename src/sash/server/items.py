@@ -15,9 +15,16 @@ Item = dict[str, Any]
 
 
 def items_of(given: str | Sequence[Item]) -> list[Item]:
-    """An input as items with ids, a text as a user's message."""
+    """An input as items with ids, a text as a user's message.
+
+    Raises:
+        ApiError: an id that isn't a text.
+    """
     if isinstance(given, str):
         given = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
+    for i, item in enumerate(given):
+        if not isinstance(item.get("id"), str | None):
+            raise _wrong(f"input.{i}", "id must be a text", "id")
     return [{"type": "message", **item, "id": item.get("id") or f"msg_{uuid.uuid4().hex}"} for item in given]
 
 

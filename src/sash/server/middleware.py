@@ -119,7 +119,7 @@ class RequestLog:
         traffic.bytes_out += bytes_out
         traffic.statuses[status] = traffic.statuses.get(status, 0) + 1
         path = route_of(scope)
-        if path in GENERATES:
+        if path in GENERATES and scope["method"] == "POST":
             self._state.metrics.on_status(status, draining=self._state.draining)
         log = logger()
         (log.debug if path in _ROUTINE and status < 400 else log.info)(

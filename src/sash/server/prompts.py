@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from sash.server.errors import ApiError
 from sash.server.protocol.chat import ChatMessage, TemplateBody
 from sash.server.state import ServerState
@@ -68,7 +70,7 @@ async def encode_messages(
     form = format_of(template, state.settings.tool_call_parser)
     messages = [_for_template(message, template) for message in given]
     messages, variables = with_tools(messages, template, form, toolbox)
-    size = sum(len(str(message["content"])) for message in messages)
+    size = len(msgspec.json.encode((messages, variables, how.chat_template_kwargs)))
 
     def work() -> list[int]:
         text = _render(tokenizer, template, how, messages, variables)

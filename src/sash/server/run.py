@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from sash.engine.async_engine import AsyncEngine, Progress
+from sash.engine.async_engine import AsyncEngine
 from sash.server.app import background, create_app
 from sash.server.bounded import BoundedHttp
 from sash.server.config import ServeConfig
@@ -30,7 +30,7 @@ _RESTARTS_WITHIN_S = 600.0
 _FLUSH_S = 5
 
 
-def serve(config: ServeConfig, on_progress: Progress | None = None) -> int:
+def serve(config: ServeConfig) -> int:
     """Serve until a signal or a lasting failure.
 
     Returns:
@@ -48,7 +48,6 @@ def serve(config: ServeConfig, on_progress: Progress | None = None) -> int:
         spec,
         load_tokenizer(source.path),
         max_waiting=config.settings.max_waiting,
-        on_progress=on_progress,
     )
     app = create_app(engine, config.settings, generation_defaults(source.path))
     http = uvicorn.Config(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from sash.engine.outputs import RequestOutput
 from sash.server.generation import Batch, generation
 from sash.server.middleware import note, request_id_of
-from sash.server.sse import EventStream, until_client_leaves
+from sash.server.sse import Events, EventStream, until_client_leaves
 from sash.server.state import ServerState
 from sash.spec.log import logger
 from sash.spec.sampling import SamplingParams
@@ -61,25 +61,32 @@ async def answer(request: Request, state: ServerState, work: Work) -> Response:
         RequestError, OverloadedError, EngineDeadError, ApiError: as an answer that isn't one.
         ClientGoneError: nobody waits for it.
     """
-    headers = ignored_headers(request, work.ignored)
-    note(request.scope, prompt_tokens=sum(map(len, work.prompts)), answers=len(work.prompts) * work.params.n)
-    if state.settings.log_prompts:
-        _log_prompts(request, state, work)
+    headers = begin(request, state, work)
     if work.stream:
-        settings = state.settings
-        return EventStream(
-            lambda: _events(request, state, work),
-            headers,
-            heartbeat_s=settings.heartbeat_s,
-            stall_s=settings.request_timeout_s,
-        )
+        return stream_of(state, lambda: _events(request, state, work), headers)
     async with (
         until_client_leaves(request.receive),
         generation(state.engine, work.prompts, work.params) as run,
     ):
         wholes = await run.finished()
-    _note_answers(request, wholes)
+    note_answers(request, wholes)
     return Response(work.reply.whole(wholes), headers=headers, media_type="application/json")
+
+
+def begin(request: Request, state: ServerState, work: Work) -> dict[str, str]:
+    """Tell the log what is to be done, and return headers that tell the client."""
+    note(request.scope, prompt_tokens=sum(map(len, work.prompts)), answers=len(work.prompts) * work.params.n)
+    if state.settings.log_prompts:
+        tokenizer = state.engine.tokenizer
+        prompts = [ids if tokenizer is None else tokenizer.decode(ids, skip_special=False) for ids in work.prompts]
+        logger().info("prompts", request_id=request_id_of(request.scope), prompts=prompts)
+    return ignored_headers(request, work.ignored)
+
+
+def stream_of(state: ServerState, events: Events, headers: Mapping[str, str]) -> EventStream:
+    """An answer as events, with the settings' times."""
+    settings = state.settings
+    return EventStream(events, headers, heartbeat_s=settings.heartbeat_s, stall_s=settings.request_timeout_s)
 
 
 async def whole_answer(state: ServerState, work: Work) -> bytes:
@@ -96,7 +103,7 @@ async def _events(request: Request, state: ServerState, work: Work) -> AsyncGene
             if data:
                 yield data
         wholes = await run.finished()
-    _note_answers(request, wholes)
+    note_answers(request, wholes)
     yield reply.end(wholes)
 
 
@@ -111,13 +118,8 @@ def ignored_headers(request: Request, ignored: list[str]) -> dict[str, str]:
     return {"X-Sash-Ignored": ", ".join(names)}
 
 
-def _log_prompts(request: Request, state: ServerState, work: Work) -> None:
-    tokenizer = state.engine.tokenizer
-    prompts = [ids if tokenizer is None else tokenizer.decode(ids, skip_special=False) for ids in work.prompts]
-    logger().info("prompts", request_id=request_id_of(request.scope), prompts=prompts)
-
-
-def _note_answers(request: Request, wholes: list[RequestOutput]) -> None:
+def note_answers(request: Request, wholes: list[RequestOutput]) -> None:
+    """Tell the log what has come of it."""
     outputs = [output for whole in wholes for output in whole.outputs]
     reasons = sorted({str(output.finish_reason) for output in outputs})
     note(

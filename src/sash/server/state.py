@@ -11,11 +11,11 @@ from fastapi import Request
 
 from sash.server.engine import ServingEngine
 from sash.server.errors import ApiError
-from sash.server.metered import MeteredEngine
-from sash.server.metrics import Metrics
-from sash.server.reports import Reports, Use
 from sash.server.responses import ResponseStore
 from sash.server.settings import ServerSettings
+from sash.server.telemetry.metered import MeteredEngine
+from sash.server.telemetry.metrics import Metrics
+from sash.server.telemetry.reports import Reports, Use
 
 if TYPE_CHECKING:
     from sash.server.jobs.service import Jobs

@@ -29,7 +29,7 @@ class StructuredOutputs:
         grammar: text that a context-free grammar derives, in Lark's form or as GBNF.
         disable_any_whitespace: JSON without white space between its parts.
         lenient: a schema's keywords that can't be enforced are ignored instead of refused.
-        origin: what errors call it.
+        origin: what errors call it; not a user's to say.
 
     Raises:
         RequestError: none or several are given, or one is of another type, empty or longer than 256 KiB. What can only
@@ -113,7 +113,7 @@ def structured_from(value: object) -> StructuredOutputs | None:
         return value
     if not isinstance(value, Mapping):
         raise RequestError(f"structured_outputs must be StructuredOutputs or a mapping of its fields, got {value!r}")
-    known = StructuredOutputs.__dataclass_fields__
+    known = [name for name in StructuredOutputs.__dataclass_fields__ if name != "origin"]
     unknown = [str(name) for name in value if name not in known]
     if unknown:
         raise RequestError(f"structured_outputs has no field {unknown[0]}; use {', '.join(known)}")

@@ -112,6 +112,16 @@ def test_an_answer_is_text_and_calls_however_it_is_cut(
         assert parse(form, answer, size) == (text, calls)
 
 
+def test_what_nests_deeper_than_anybody_reads_is_text() -> None:
+    deep = f'<tool_call>{{"function": {"[" * 5000}{"]" * 5000}}}</tool_call>'
+    assert parse("hermes", deep, 1000) == (deep, [])
+
+
+def test_numbers_that_json_has_not_make_no_call() -> None:
+    wrong = "```tool_code\nadd(a=1e999)\n```"
+    assert parse("gemma", wrong) == (wrong, [])
+
+
 def test_arguments_are_told_as_they_come() -> None:
     parser = ToolParser(FORMATS["hermes"], NAMES)
     assert parser.push('Hm <tool_call>{"name": "add"') == ["Hm ", CallPiece(0, "add", "")]

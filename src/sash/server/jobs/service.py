@@ -46,11 +46,6 @@ class Jobs:
         self._store = store
         self._runner = runner
 
-    @property
-    def num_running(self) -> int:
-        """Requests of jobs that run."""
-        return self._runner.num_running
-
     def waiting_for(self, job: Job) -> str | None:
         """A model that would have to be served for a job to go on."""
         return None if not job.is_open or self._runner.serves(job) else ", ".join(job.models)

@@ -17,6 +17,9 @@ from sash.spec.sampling import MAX_ANSWERS, MAX_LOGPROBS
 
 MAX_INT = (1 << 31) - 1
 MAX_STOPS = 256
+# Words are looked up on the event loop; none of one token is longer.
+MAX_WORDS = 1024
+MAX_WORD = 256
 
 
 def _whole(value: object) -> object:
@@ -106,7 +109,9 @@ class GenerationBody(Body):
     skip_special_tokens: bool | None = None
     allowed_token_ids: TokenIds | None = None
     bad_token_ids: TokenIds | None = None
-    bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(None, description="Words of one token each.")
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=MAX_WORD)]] | None = Field(
+        None, max_length=MAX_WORDS, description="Words of one token each."
+    )
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

@@ -71,15 +71,12 @@ class ChoiceWriter:
         finish_reason: str | None = None,
         choice: dict[str, object] | None = None,
         usage: Usage | None = None,
-        top: dict[str, object] | None = None,
     ) -> bytes:
-        """A chunk with anything; ``choice`` and ``top`` are further fields of the choice and of the chunk."""
+        """A chunk with anything; ``choice`` are further fields of the choice."""
         parts = [self._before, encode(text), self._after, encode(logprobs), b',"finish_reason":', encode(finish_reason)]
         if choice:
             parts += [b",", encode(choice)[1:-1]]
         parts += [b"}]", self._null_usage if usage is None else b',"usage":' + encode(usage)]
-        if top:
-            parts += [b",", encode(top)[1:-1]]
         return b"".join([*parts, b"}\n\n"])
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Response
 
 from sash.server.errors import ApiError
-from sash.server.prompts import encode_texts, fit
+from sash.server.prompts import aside, encode_texts, fit
 from sash.server.protocol.completions import REFUSED, Completion, CompletionRequest
 from sash.server.replies.common import Head
 from sash.server.replies.completions import CompletionReply
@@ -45,7 +45,9 @@ async def prepare(body: CompletionRequest, state: ServerState) -> Work:
     params = params_of(body, state)
     state.check_serving()
     prompts = await _prompts(body, state, params)
-    reply = CompletionReply(body, Head.new("cmpl", state.check_model(body.model)), prompts, state.engine.tokenizer)
+    head = Head.new("cmpl", state.check_model(body.model))
+    echoed = sum(map(len, prompts)) if body.echo else 0
+    reply = await aside(echoed, lambda: CompletionReply(body, head, prompts, state.engine.tokenizer))
     return Work(prompts, params, reply, bool(body.stream), body.ignored(REFUSED))
 
 

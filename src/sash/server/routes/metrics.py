@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from sash.server.errors import error_responses
-from sash.server.exposition import CONTENT_TYPE, Exposition, Scrape
 from sash.server.state import ServerState, state_of
+from sash.server.telemetry.exposition import CONTENT_TYPE, Exposition, Scrape
 
 router = APIRouter(tags=["operation"])
 _TEXT = {"text/plain": {"schema": {"type": "string"}}}

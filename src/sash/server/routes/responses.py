@@ -11,6 +11,7 @@ from fastapi import Depends, Query, Request, Response
 from sash.server.errors import ApiError, as_api_error, error_responses
 from sash.server.generation import generation
 from sash.server.items import Item, items_of, messages_of
+from sash.server.middleware import note
 from sash.server.prompts import encode_messages
 from sash.server.protocol.chat import ChatMessage, TemplateBody
 from sash.server.protocol.responses import (
@@ -27,8 +28,7 @@ from sash.server.replies.responses import ResponseReply
 from sash.server.responses import Stored
 from sash.server.routing import answer_responses, new_router
 from sash.server.sampling import sampling_params
-from sash.server.serving import Work, answer, ignored_headers
-from sash.server.sse import EventStream
+from sash.server.serving import Work, answer, begin, note_answers, stream_of
 from sash.server.state import ServerState, state_of
 from sash.spec.errors import RequestError, SashError
 from sash.spec.log import logger
@@ -48,18 +48,12 @@ async def create_response(body: ResponseRequest, request: Request, state: State)
     work = await prepare(body, state)
     reply = work.reply
     assert isinstance(reply, ResponseReply)
-    if body.background:
-        headers = ignored_headers(request, work.ignored)
-        return Response(encode(await _later(state, work, reply)), 200, headers, "application/json")
-    if not body.stream:
+    if not body.background and not body.stream:
         return await answer(request, state, work)
-    settings = state.settings
-    return EventStream(
-        lambda: _events(state, work, reply),
-        ignored_headers(request, work.ignored),
-        heartbeat_s=settings.heartbeat_s,
-        stall_s=settings.request_timeout_s,
-    )
+    headers = begin(request, state, work)
+    if body.background:
+        return Response(encode(await _later(state, work, reply)), 200, headers, "application/json")
+    return stream_of(state, lambda: _events(request, state, work, reply), headers)
 
 
 def params_of(body: ResponseRequest, state: ServerState) -> SamplingParams:
@@ -175,7 +169,9 @@ async def _encode(body: ResponseRequest, state: ServerState, messages: list[Chat
     raise ApiError(400, told, param="input", code="context_length_exceeded")
 
 
-async def _events(state: ServerState, work: Work, reply: ResponseReply) -> AsyncGenerator[bytes, None]:
+async def _events(
+    request: Request, state: ServerState, work: Work, reply: ResponseReply
+) -> AsyncGenerator[bytes, None]:
     stream = reply.stream()
     async with generation(state.engine, work.prompts, work.params) as run:
         yield stream.begin()
@@ -184,9 +180,13 @@ async def _events(state: ServerState, work: Work, reply: ResponseReply) -> Async
                 data = stream.chunks(batch)
                 if data:
                     yield data
-            yield stream.end(await run.finished())
+            wholes = await run.finished()
+            note_answers(request, wholes)
+            yield stream.end(wholes)
         except SashError as error:
-            yield stream.failed(as_api_error(error))
+            told = as_api_error(error)
+            note(request.scope, error=told.code or str(told.status))
+            yield stream.failed(told)
 
 
 async def _later(state: ServerState, work: Work, reply: ResponseReply) -> ResponseObject:
@@ -278,7 +278,9 @@ async def response_input(
 ) -> Response:
     """The items that an answer was made of, newest first; not those of the answers before it."""
     items = _stored(response_id, state).own[:: 1 if order == "asc" else -1]
-    start = next((i + 1 for i, item in enumerate(items) if item["id"] == after), 0)
+    start = 0 if after is None else next((i + 1 for i, item in enumerate(items) if item["id"] == after), None)
+    if start is None:
+        raise ApiError(400, f"after: there is no item {str(after)[:100]!r} among them", param="after")
     page = items[start : start + limit]
     answer: InputItems = {
         "object": "list",

@@ -10,9 +10,9 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 
 from sash.server.errors import error_responses
-from sash.server.sse import EventStream
+from sash.server.serving import stream_of
 from sash.server.state import ServerState, state_of
-from sash.server.stats import make_stats, stats_schema
+from sash.server.telemetry.stats import make_stats, stats_schema
 
 router = APIRouter(tags=["operation"])
 _JSON = {"application/json": {"schema": stats_schema()}}
@@ -39,4 +39,4 @@ async def stream(
             yield b"data: " + msgspec.json.encode(now) + b"\n\n"
             await asyncio.sleep(interval_ms / 1000)
 
-    return EventStream(events, {}, heartbeat_s=state.settings.heartbeat_s, stall_s=state.settings.request_timeout_s)
+    return stream_of(state, events, {})

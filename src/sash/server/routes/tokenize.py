@@ -34,12 +34,13 @@ async def tokenize(
         add_bos = body.add_special_tokens is not False
         ids = (await encode_texts(state, [body.prompt or ""], add_bos=add_bos, param="prompt", empty=True))[0]
     names = TokenNames(state.engine.tokenizer)
+    texts = await aside(len(ids), lambda: list(map(names.name, ids))) if body.return_token_strs else None
     info = state.engine.info
     answer: Tokens = {
         "count": len(ids),
         "max_model_len": None if info is None else info.max_model_len,
         "tokens": ids,
-        "token_strs": [names.name(token) for token in ids] if body.return_token_strs else None,
+        "token_strs": texts,
     }
     return Response(encode(answer), headers=headers, media_type="application/json")
 

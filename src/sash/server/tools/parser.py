@@ -267,4 +267,4 @@ def _python_call(line: ast.stmt) -> tuple[str, str]:
     if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
         raise ValueError
     arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-    return ast.unparse(call.func), json.dumps(arguments, ensure_ascii=False)
+    return ast.unparse(call.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False)

@@ -144,5 +144,5 @@ class CallReader:
             arguments = wrapped.get("arguments", wrapped.get("parameters", {}))
             self._text = False
             self._pending = [arguments if isinstance(arguments, str) else json.dumps(arguments)]
-        except (ValueError, TypeError, AttributeError, KeyError):
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             self.broken = True

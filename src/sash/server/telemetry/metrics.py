@@ -1,5 +1,5 @@
-"""Metrics: what the server itself sees of its requests. ``sash.server.exposition`` writes it for Prometheus,
-``sash.server.stats`` for people; ``sash.server.metered`` calls it, so that routes needn't.
+"""Metrics: what the server itself sees of its requests. ``sash.server.telemetry.exposition`` writes it for Prometheus,
+``sash.server.telemetry.stats`` for people; ``sash.server.telemetry.metered`` calls it, so that routes needn't.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from sash.engine.outputs import RequestOutput
-from sash.server.histograms import Clock, Histogram, Rates, Timing
+from sash.server.telemetry.histograms import Clock, Histogram, Rates, Timing
 from sash.spec.sampling import SamplingParams
 
 # Buckets of vLLM, so that dashboards can be compared.
@@ -26,7 +26,6 @@ _REJECTS = {
     400: "invalid",
     401: "unauthorized",
     404: "model_not_found",
-    405: "invalid",
     408: "timeout",
     413: "too_large",
     415: "invalid",

@@ -10,7 +10,7 @@ from sash.engine.messages import Ready
 from sash.engine.outputs import RequestOutput
 from sash.engine.report import EngineReport
 from sash.server.engine import ServingEngine, Submission
-from sash.server.metrics import Metrics, Observation
+from sash.server.telemetry.metrics import Metrics, Observation
 from sash.spec.errors import EngineDeadError
 from sash.spec.sampling import SamplingParams
 from sash.text.base import Tokenizer

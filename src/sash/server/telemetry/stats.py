@@ -12,11 +12,11 @@ import msgspec
 
 from sash import __version__
 from sash.engine.report import EngineReport
-from sash.server.histograms import Recent
-from sash.server.metrics import HISTORY_S
-from sash.server.pagemap import PageMap, fold
-from sash.server.reports import Machine, Sample
 from sash.server.state import ServerState
+from sash.server.telemetry.histograms import Recent
+from sash.server.telemetry.metrics import HISTORY_S
+from sash.server.telemetry.pagemap import PageMap, fold
+from sash.server.telemetry.reports import Machine, Sample
 
 _FRACTIONS = (0.5, 0.95, 0.99)
 _PACKAGES = ("torch", "fastapi", "uvicorn", "msgspec")

@@ -14,17 +14,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.apps import fake_engine, serve
 from tests.server.fake import FakeEngine
-from tests.server.test_histograms import FakeClock
+from tests.server.telemetry.test_histograms import FakeClock
 
 from sash.engine.messages import AddRequest
 from sash.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from sash.engine.report import EngineReport
-from sash.server import reports
-from sash.server.metrics import Metrics
+from sash.server.telemetry import reports
+from sash.server.telemetry.metrics import Metrics
 from sash.spec.sampling import SamplingParams
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 async def scrape(client: httpx.AsyncClient) -> Series:
@@ -120,6 +120,8 @@ def test_rejects_are_counted_by_reason() -> None:
         await complete(client, model="other")
         await client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
         await client.get("/nowhere")
+        await client.get("/v1/completions")
+        await client.get("/v1/jobs")
         engine.overloaded = True
         await complete(client)
         engine.overloaded, engine.alive = False, False

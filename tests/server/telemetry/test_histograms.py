@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sash.server.histograms import Histogram, Rates, Recent
+from sash.server.telemetry.histograms import Histogram, Rates, Recent
 
 
 class FakeClock:

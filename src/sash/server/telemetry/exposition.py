@@ -23,9 +23,9 @@ from prometheus_client.utils import floatToGoString
 
 from sash import __version__
 from sash.engine.report import EngineReport, PoolReport
-from sash.server.histograms import Histogram
-from sash.server.reports import Machine, Sample
 from sash.server.state import ServerState
+from sash.server.telemetry.histograms import Histogram
+from sash.server.telemetry.reports import Machine, Sample
 
 # Whatever the scraper would like best: prometheus-client's OpenMetrics writer makes sash_ of sash:.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sash.server.pagemap import MAX_CELLS, fold
+from sash.server.telemetry.pagemap import MAX_CELLS, fold
 
 
 def cells(runs: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int]]:

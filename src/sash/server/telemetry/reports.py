@@ -12,7 +12,7 @@ import psutil
 
 from sash.engine.report import EngineReport
 from sash.server.engine import ServingEngine
-from sash.server.metrics import Metrics
+from sash.server.telemetry.metrics import Metrics
 from sash.spec.errors import EngineDeadError
 
 # How long anybody waits for a report before the last one must do: a step with a long prompt may take that long.

@@ -13,7 +13,7 @@ from tests.server.fake import FakeEngine
 
 from sash.server.app import create_app
 from sash.server.settings import ServerSettings
-from sash.server.stats import Stats, stats_schema
+from sash.server.telemetry.stats import Stats, stats_schema
 
 
 def test_stats_tell_everything_as_described() -> None:
