@@ -14,6 +14,7 @@ from sash.cli.chat import chat
 from sash.cli.export import export_tokenizer
 from sash.cli.generate import generate
 from sash.cli.inspect import inspect
+from sash.cli.lab import lab
 from sash.cli.options import ALIASES
 from sash.cli.serve import serve
 from sash.cli.streams import standard_streams
@@ -69,6 +70,7 @@ app.command("chat", cls=SashCommand, context_settings=ALIASED)(chat)
 app.command("serve", cls=SashCommand, context_settings=ALIASED)(serve)
 app.command("inspect", cls=SashCommand)(inspect)
 app.command("export-tokenizer", cls=SashCommand)(export_tokenizer)
+app.command("lab", cls=SashCommand)(lab)
 app.add_typer(bench_app, name="bench")
 for command in (offline, peers, ops, render):
     bench_app.command(command.__name__, cls=SashCommand)(command)
