@@ -23,6 +23,17 @@ class Entry:
 
 ENTRIES: dict[str, Entry] = {
     "edge": Entry("edge", "edge", "attention weight by distance: exactly zero from W on"),
+    "against": Entry("against", "against", "error and agreement against full attention and against a plain mask"),
+    "ring-layer": Entry("ring_layer", "ring", "one layer alone: ring, full storage, shift-left, re-computation"),
+    "ring": Entry("ring", "ring", "a real model with its window rows in a ring, in full, shifted, or not stored"),
+    "ring-long": Entry("ring_long", "ring", "20 000 tokens in a row through the ring"),
+    "window-sweep": Entry("sweep", "window-sweep", "quality and memory with windows of 64 to 4096"),
+    "reach-toy": Entry("reach", "reach", "how far a token's influence gets through random stacks", "TOY"),
+    "reach": Entry("reach", "reach", "the same in the real model"),
+    "myth-mask": Entry("myths", "myths", "does a window mask save memory?", "MASK"),
+    "myth-growth": Entry("myths", "myths", "does memory stop growing?", "GROWTH"),
+    "myth-speed": Entry("myths", "myths", "are windows faster at every length?", "SPEED"),
+    "myth-facts": Entry("needle", "myths", "do stacked windows remember distant facts?"),
 }
 ALL = "all"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from sash.engine.step import GroupStep, Rows
@@ -46,6 +48,7 @@ class OneLayer:
         self._ops = ops
         self.pool = KVPool(group, demand.request_pages()[0], page_size, dtype, "cpu")
         self.length = 0
+        self.attention_s = 0.0  # of the last step
 
     @property
     def held_bytes(self) -> int:
@@ -65,7 +68,9 @@ class OneLayer:
         rows = self.pool.rows(k, v)
         if view.early is not None:
             self.pool.write(0, rows, *view.early)
+        started = time.perf_counter()
         out: torch.Tensor = self._ops.attention(q, rows, self.pool.layers[0], view.batch, scale=scale)[0]
+        self.attention_s = time.perf_counter() - started
         if view.late is not None:
             self.pool.write(0, rows, *view.late)
         self.length += count

@@ -48,7 +48,7 @@ def trace(
     *,
     attention: Attention | None = None,
     attended: Callable[[int, Attended], None] | None = None,
-    watch: Callable[[int, torch.Tensor], None] | None = None,
+    watch: Callable[[int, torch.Tensor], object] | None = None,
 ) -> torch.Tensor:
     """Run a text through all layers, op by op.
 

@@ -56,7 +56,7 @@ class Decoder:
         positions: torch.Tensor,
         attend: Attend,
         narrow: Mapping[int, torch.Tensor] | None = None,
-        watch: Callable[[int, torch.Tensor], None] | None = None,
+        watch: Callable[[int, torch.Tensor], object] | None = None,
     ) -> torch.Tensor:
         """Run all layers on all rows of a step.
 
