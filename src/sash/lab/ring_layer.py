@@ -32,6 +32,7 @@ new token. **Re-computation:** keep the last W inputs, and make all W keys and v
 line, the same layer with **full attention**, shows what the window saves: it must read every row there is.
 """
 _CHUNK = 512
+_GROWTH = 1.5  # most that attention in the ring may grow, by the clock
 FOUR = ("ring", "full storage", "shift-left", "re-computation")
 _FULL = "full attention"
 
@@ -260,7 +261,7 @@ def _finding(plan: Plan, rows: list[dict[str, Any]], worst: dict[str, float], dt
     same = max(worst.values()) < bound
     growth, others = ring["attention alone"] / by[first, "ring"]["attention alone"], whole["attention alone"]
     flat = ring["held"] == by[first, "ring"]["held"] if first > plan.window else True
-    verdict = holds(same, flat, growth < 1.5)
+    verdict = holds(same, flat, growth < _GROWTH)
     sentence = (
         f"From {first} to {last} tokens attention in the ring goes from {by[first, 'ring']['attention alone']:.0f} to "
         f"{ring['attention alone']:.0f} µs a token while it holds {ring['held']:.2f} MiB; full attention takes "
