@@ -95,7 +95,7 @@ def test_myth_of_constant_memory(context: Context) -> None:
 def test_myth_of_speed_is_judged_by_its_figures(short: float, long: float, verdict: Verdict) -> None:
     plan = myths.SpeedPlan((4, 400), 2, (), 1)
     rows = [
-        myths._speed_row("write", length, {"windows": [0.1, 0.2], "full": [0.1 * ratio, 0.2]})
+        myths._speed_row("write", length, {"windows": [0.1, 0.2, 0.3], "full": [0.1 * ratio, 0.2 * ratio, 9.0]})
         for length, ratio in ((4, short), (400, long))
     ]
     found = myths._speed_finding(8, plan, rows)

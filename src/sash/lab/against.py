@@ -126,11 +126,10 @@ def _finding(
     worst = max(row["MSE to masked, worst layer"] for row in rows)
     verdict = holds(below["MSE to full, last layer"] < 1e-8, beyond["MSE to full, last layer"] > 1e-6, worst < 1e-8)
     sentence = (
-        f"Up to W = {context.window} the error to full attention is {_tiny(below['MSE to full, last layer'])}; "
-        f"at positions {beyond['positions']} it is {beyond['MSE to full, last layer']:.2g}, and the "
-        f"likeliest token is full attention's in {agreed:.0f} % of places. To the plain masked "
-        f"computation the error is at most {_tiny(worst)} at every length and layer, and the tokens agree in "
-        f"{masked_agreed:.1f} %."
+        f"Up to W = {context.window} the error to full attention is {_tiny(below['MSE to full, last layer'])}; at "
+        f"positions {beyond['positions']} it is {beyond['MSE to full, last layer']:.2g}, and the likeliest token is "
+        f"full attention's in {agreed:.0f} % of places. To the plain masked computation the error is at most "
+        f"{_tiny(worst)} at every length and layer, and the tokens agree in {masked_agreed:.1f} %."
     )
     lines = {f"to full, positions {label}": list(enumerate(values, 1)) for label, values in layers.items()}
     plot = Plot(
@@ -144,8 +143,8 @@ def _finding(
         },
         kind="lines",
         reading="Against full attention the error grows with depth and length, to "
-        f"{beyond['MSE to full, last layer']:.2g}; "
-        f"against the masked computation it stays below {worst:.0e}. Only the second says whether the window is right.",
+        f"{beyond['MSE to full, last layer']:.2g}; against the masked computation it stays below {worst:.0e}. Only "
+        "the second says whether the window is right.",
     )
     units = {
         "MSE to full, last layer": "share of the signal's",
@@ -155,8 +154,7 @@ def _finding(
     }
     method = (
         f"float32 without quantisation, {what}; errors of the residual stream after each layer, over all positions of "
-        "a "
-        f"range. The model was trained with windows, so full attention is not the better one here, only another."
+        "a range. The model was trained with windows, so full attention is not the better one here, only another."
     )
     return Finding("against", verdict, sentence, rows, units, [plot], method)
 

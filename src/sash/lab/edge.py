@@ -70,8 +70,8 @@ def _finding(window: int, count: int, plan: Plan, lines: dict[str, list[float]])
     verdict = holds(beyond == 0.0, inside > 0.0)
     sentence = (
         f"In window layers the largest weight at a distance of {window} or more is "
-        f"{'exactly 0' if beyond == 0 else f'{beyond:.2e}, which must not be'}, and one step nearer, at "
-        f"{window - 1}, it is {inside:.2e}: the window ends where it should, with W counting the token itself."
+        f"{'exactly 0' if beyond == 0 else f'{beyond:.2e}, which must not be'}, and one step nearer, at {window - 1}, "
+        f"it is {inside:.2e}: the window ends where it should, with W counting the token itself."
     )
     far = [r for r in rows if not r["kernel"].startswith("window")]
     if far:

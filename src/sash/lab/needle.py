@@ -89,8 +89,7 @@ def _finding(window: int, plan: Plan, shares: dict[str, dict[int, float]]) -> Fi
         {kind: [(float(d), share) for d, share in by.items()] for kind, by in shares.items()},
         marks=((float(window), f"W = {window}"),),
         reading=f"The pure stack falls from {mean('pure', near):.0f} to {mean('pure', far):.0f} % at the window's "
-        "edge; full "
-        f"layers still find {mean('hybrid', far):.0f} %.",
+        f"edge; full layers still find {mean('hybrid', far):.0f} %.",
     )
     return Finding(
         "myth-facts",
@@ -100,9 +99,8 @@ def _finding(window: int, plan: Plan, shares: dict[str, dict[int, float]]) -> Fi
         {"distance": "tokens", **dict.fromkeys(shares, "% of trials")},
         [plot],
         f"{plan.trials} numbers of {_DIGITS} digits at each distance, greedy answers of {2 * _DIGITS} tokens; a "
-        "number counts "
-        f"as found if it stands in the answer. The pure stack was not trained as one: it shows what windows alone can "
-        f"carry with these weights, and no training can carry more than the reach allows.",
+        "number counts as found if it stands in the answer. The pure stack was not trained as one: it shows what "
+        "windows alone can carry with these weights, and no training can carry more than the reach allows.",
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from sash.lab.context import Context, Weights, all_full, all_windows, windows_of
+from sash.lab.draw import number
 from sash.lab.experiment import Axis, Experiment, Finding, NotApplicable, Plot, holds
 from sash.lab.probe import trace
 from sash.lab.toy import toy_spec, toy_weights
@@ -99,9 +100,8 @@ def measure(context: Context, plan: Plan) -> Finding:
     }
     method = (
         f"float32 without quantisation, {plan.length} tokens, windows set to {plan.window} so that the bound lies "
-        "within "
-        f"the text; the text's first token replaced by {len(others)} others; mean relative change of the residual "
-        "stream."
+        f"within the text; the text's first token replaced by {len(others)} others; mean relative change of the "
+        "residual stream."
     )
     return _finding("reach", "the real model", plan.window, found, method)
 
@@ -126,8 +126,8 @@ def measure_toy(context: Context, plan: Plan, depth: int = 16) -> Finding:
     }
     method = (
         f"{depth} layers with random weights (seed {context.seed}), hidden size 64, windows of {plan.window}, every "
-        "fourth "
-        f"layer of the hybrid stack full; {plan.length} random tokens, the first replaced by {len(others)} others."
+        f"fourth layer of the hybrid stack full; {plan.length} random tokens, the first replaced by {len(others)} "
+        "others."
     )
     return _finding("reach-toy", "a random stack", plan.window, found, method)
 
@@ -152,10 +152,10 @@ def _finding(name: str, what: str, window: int, found: dict[str, Influence], met
     ]
     sentence = (
         f"In {what} with {depth} windows of {window}, nothing at all arrives beyond {far} tokens (L x (W - 1) is "
-        f"{bound}), and "
-        f"less than 1 % of the influence on the next token beyond {effective}: {effective / window:.1f} W instead of "
-        f"{bound / window:.1f} W. At a distance of {last} the change is {arrives['pure']:.1e} in the pure stack, "
-        f"{arrives['hybrid']:.1e} in the hybrid and {arrives['full']:.1e} in the full one."
+        f"{bound}), and less than 1 % of the influence on the next token beyond {effective}: {effective / window:.1f} "
+        f"W instead of {bound / window:.1f} W. At a distance of {last} the change is {number(arrives['pure'])} of "
+        f"what stands there in the pure stack, {number(arrives['hybrid'])} in the hybrid and "
+        f"{number(arrives['full'])} in the full one."
     )
     thin = sorted({min(round(1.07**i), last) for i in range(200)} | set(range(1, min(33, last))))
     by_distance = Plot(
@@ -166,8 +166,7 @@ def _finding(name: str, what: str, window: int, found: dict[str, Influence], met
         {label: [(d, float(it.change[-1, d])) for d in thin if it.change[-1, d] > 0] for label, it in found.items()},
         marks=((float(window), f"W = {window}"), *(((float(bound), "L x (W - 1)"),) if bound < last else ())),
         reading=f"The pure stack's line falls {_orders(pure, window, far):.0f} powers of ten between W and its last "
-        "point at "
-        f"{far}; full layers carry influence to any distance.",
+        f"point at {far}; full layers carry influence to any distance.",
     )
     by_depth = Plot(
         f"{name}-depth",

@@ -150,7 +150,7 @@ def _measured_on(facts: dict[str, Any]) -> str:
         f"Measured with sash {facts['versions']['sash']} (commit {facts['commit']}) on {facts['date'][:10]}: model "
         f"{facts['model']}, {facts['cpu']}, {facts['threads']} threads, "
         f"{'small sizes (--quick)' if facts['quick'] else 'full sizes'}. Every verdict and every sentence beside a "
-        f"plot is computed from the figures of this run."
+        "plot is computed from the figures of this run."
     )
 
 

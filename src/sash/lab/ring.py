@@ -133,13 +133,11 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Findin
     )
     sentence = (
         f"At {last} tokens the ring's window layers hold {ring['window rows']:.2f} MiB, as they did at "
-        f"{next((n for n in lengths if n >= window + 16), last)}, and full storage {full['window rows']:.1f} MiB; with "
-        f"the full layers that is {ring['all rows']:.1f} against {full['all rows']:.1f} MiB. All three storages wrote "
-        f"{'the same tokens' if same else 'NOT the same tokens'}. Shifting cost {100 * (cost - 1):+.0f} % time per "
-        "token "
-        f"beside the ring, and reading {again[-1]['length']} tokens again {again[-1]['time per token']:.0f} ms "
-        "instead of "
-        f"{by[again[-1]['length'], 'ring']['time per token']:.1f}."
+        f"{next((n for n in lengths if n >= window + 16), last)}, and full storage {full['window rows']:.1f} MiB; "
+        f"with the full layers that is {ring['all rows']:.1f} against {full['all rows']:.1f} MiB. All three storages "
+        f"wrote {'the same tokens' if same else 'NOT the same tokens'}. Shifting cost {100 * (cost - 1):+.0f} % time "
+        f"per token beside the ring, and reading {again[-1]['length']} tokens again {again[-1]['time per token']:.0f} "
+        f"ms instead of {by[again[-1]['length'], 'ring']['time per token']:.1f}."
     )
     times = again[-1]["time per token"] / by[again[-1]["length"], "ring"]["time per token"]
     series = (*STORAGES, "re-computation")
@@ -151,8 +149,7 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Findin
         {name: [(n, by[n, name]["all rows"]) for n in lengths] for name in STORAGES},
         marks=((float(window), f"W = {window}"),),
         reading=f"Full storage holds {full['all rows'] / ring['all rows']:.1f} times what the ring holds at {last} "
-        "tokens; "
-        "what still grows under the ring are the model's full layers.",
+        "tokens; what still grows under the ring are the model's full layers.",
     )
     speed = Plot(
         "ring-time",
@@ -168,9 +165,8 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Findin
     method = (
         f"{plan.steps} tokens written after each length, the three storages in turns; medians and fastest steps. "
         f"Re-computation: up to {plan.recomputed} tokens, up to a length of {_RECOMPUTED}, where one token takes "
-        "seconds; "
-        "its products are cut otherwise, so near ties of bfloat16 may fall otherwise. Bytes are those of pages that "
-        "hold rows."
+        "seconds; its products are cut otherwise, so near ties of bfloat16 may fall otherwise. Bytes are those of "
+        "pages that hold rows."
     )
     return Finding("ring", verdict, sentence, rows, units | {"tokens as the ring's": "%"}, [memory, speed], method)
 

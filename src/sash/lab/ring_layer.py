@@ -265,10 +265,10 @@ def _finding(plan: Plan, rows: list[dict[str, Any]], worst: dict[str, float], dt
     sentence = (
         f"From {first} to {last} tokens attention in the ring goes from {by[first, 'ring']['attention alone']:.0f} to "
         f"{ring['attention alone']:.0f} µs a token while it holds {ring['held']:.2f} MiB; full attention takes "
-        f"{others:.0f} µs in the end, and full storage holds {by[last, 'full storage']['held']:.1f} MiB for the ring's "
-        f"answer. A whole step takes {ring['fastest']:.0f} µs with the ring, "
-        f"{by[last, 'shift-left']['fastest']:.0f} with shift-left and {by[last, 're-computation']['fastest']:.0f} with "
-        f"re-computation. The four differ from the dense reference by at most {max(worst.values()):.1e}."
+        f"{others:.0f} µs in the end, and full storage holds {by[last, 'full storage']['held']:.1f} MiB for the "
+        f"ring's answer. A whole step takes {ring['fastest']:.0f} µs with the ring, "
+        f"{by[last, 'shift-left']['fastest']:.0f} with shift-left and {by[last, 're-computation']['fastest']:.0f} "
+        f"with re-computation. The four differ from the dense reference by at most {max(worst.values()):.1e}."
     )
     names = (*FOUR, _FULL)
     marks = ((float(plan.window), f"W = {plan.window}"),)
@@ -300,17 +300,14 @@ def _finding(plan: Plan, rows: list[dict[str, Any]], worst: dict[str, float], dt
         {name: [(n, by[n, name]["held"]) for n in plan.lengths] for name in names},
         marks=marks,
         reading=f"The ring stays at {ring['held']:.2f} MiB; full storage grows to "
-        f"{by[last, 'full storage']['held']:.1f} MiB "
-        "although the layer never looks at most of it.",
+        f"{by[last, 'full storage']['held']:.1f} MiB although the layer never looks at most of it.",
     )
     method = (
         f"One layer with random weights, {plan.heads[0]} query and {plan.heads[1]} key heads of {plan.dim}, window "
         f"{plan.window}, {str(dtype).removeprefix('torch.')}; {plan.steps} tokens written after each length, all "
-        "storages "
-        f"in turns; each step makes query, key and value, stores and attends. The fastest step is shown because other "
-        "work on the machine can only slow one down. Ring and full storage run on the engine's page tables, whose "
-        "Python "
-        f"costs some of the time; in the engine a step pays it once for all layers."
+        "storages in turns; each step makes query, key and value, stores and attends. The fastest step is shown "
+        "because other work on the machine can only slow one down. Ring and full storage run on the engine's page "
+        "tables, whose Python costs some of the time; in the engine a step pays it once for all layers."
     )
     units = {"length": "tokens", "held": "MiB", "time per token": "µs", "fastest": "µs"}
     units["attention alone"] = "µs"

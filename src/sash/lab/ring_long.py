@@ -128,8 +128,8 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]], same: flo
     units = {"length": "tokens", "window rows": "MiB", "other rows": "MiB", "pages overwritten": "pages"}
     method = (
         f"A prompt of {plan.prompt} tokens, then {last['length'] - plan.prompt} greedy tokens by the engine; bytes of "
-        f"pages and times by {plan.every} tokens. Greedy text of a small base model soon repeats itself, which changes "
-        f"nothing about memory and time."
+        f"pages and times by {plan.every} tokens. Greedy text of a small base model soon repeats itself, which "
+        "changes nothing about memory and time."
     )
     return Finding(
         "ring-long",

@@ -27,7 +27,22 @@ really follow it.
 """
 
 # Experiment to the sentences that lead over to it from the one before.
-BRIDGES: dict[str, str] = {}
+BRIDGES: dict[str, str] = {
+    "edge": "First the promise itself.",
+    "against": "So much for a single layer. What does the window do to a whole model, and how can one tell right from wrong?",
+    "ring-layer": """
+What lies outside the window has no part in the answer, so its memory can be used again. The store that does this is
+called a **ring**: rows take their places in turn, and when all are taken, the newest takes the place of the oldest.
+""",
+    "window-sweep": "So memory depends on the window alone, not on the length. Then why not make the window small?",
+    "reach-toy": """
+Each layer sees its window only. But layers stand on one another, and so news may travel from window to window.
+""",
+    "myth-mask": """
+With this behind us, four sentences that are often heard about windows can be put to the test. Each chapter's claim is
+what is right, and its verdict is about that.
+""",
+}
 
 GLOSSARY: tuple[tuple[str, str], ...] = (
     ("window W", "how many keys a token sees in a window layer, itself included"),

@@ -17,8 +17,8 @@ from sash.spec.sampling import SamplingParams
 _EXPLANATION = """
 How large should a window be? The window of a model's config can be overridden, so the same weights can be run with
 many. For each, the model reads the same text and is asked how surprised it was by every token (**perplexity**, lower
-is better), and the bytes of its cache are counted. Perplexity is taken over the later half of the text, where every
-window has slid.
+is better), and the bytes of its cache are counted. Perplexity is taken over the end of the text, where the largest
+window has slid, too.
 
 A model has been trained with one window. With a smaller one it misses what it learned to use; with a larger one it
 sees tokens at distances it has never met in that layer. So this is a picture of this model, and no proof of what
@@ -35,9 +35,7 @@ class Plan:
 
 
 def run(context: Context) -> Finding:
-    return measure(
-        context, context.pick(Plan((64, 128, 256, 512, 1024, 2048, 4096), 6144), Plan((64, 512, 1024), 1280))
-    )
+    return measure(context, context.pick(Plan((64, 128, 256, 512, 1024, 2048, 4096), 5632), Plan((64, 512), 1088)))
 
 
 def measure(context: Context, plan: Plan) -> Finding:
@@ -46,7 +44,7 @@ def measure(context: Context, plan: Plan) -> Finding:
     trained = context.window
     sizes = sorted({*plan.windows, *([trained] if trained and trained < plan.length else [])})
     ids = context.ids(plan.length)
-    rows = [_row(context, w, ids) for w in context.track("window-sweep", [*sizes, 0])]
+    rows = [_row(context, w, ids, sizes[-1]) for w in context.track("window-sweep", [*sizes, 0])]
     return _finding(context, plan, rows)
 
 
@@ -57,14 +55,14 @@ def _spec(context: Context, window: int) -> ModelSpec:
     return windows_of(context.spec, window) if context.window else all_windows(context.spec, window)
 
 
-def _row(context: Context, window: int, ids: list[int]) -> dict[str, Any]:
+def _row(context: Context, window: int, ids: list[int], first: int) -> dict[str, Any]:
     llm = context.llm(_spec(context, window), max_model_len=len(ids), max_num_seqs=1)
     scores = surprise(llm, ids)
     pools = llm.stats()["pools"]
     held = {pool["kind"]: pool["peak_pages"] * pool["page_bytes"] / 2**20 for pool in pools}
     return {
         "window": window or "none",
-        "perplexity": math.exp(sum(scores[len(ids) // 2 :]) / len(scores[len(ids) // 2 :])),
+        "perplexity": math.exp(sum(scores[first:]) / len(scores[first:])),
         "perplexity, all": math.exp(sum(scores) / len(scores)),
         "window rows": held.get("sliding", 0.0),
         "all rows": sum(held.values()),
@@ -94,9 +92,8 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Findin
     named = f"the trained window of {trained}" if trained else "full attention, as trained,"
     sentence = (
         f"With {named} perplexity is {own['perplexity']:.2f} for {own['all rows']:.1f} MiB; a window of "
-        f"{small['window']} gives "
-        f"{small['perplexity']:.2f} for {small['all rows']:.1f} MiB, and the best seen is {best['perplexity']:.2f} "
-        f"({best_window}) for {best['all rows']:.1f} MiB."
+        f"{small['window']} gives {small['perplexity']:.2f} for {small['all rows']:.1f} MiB, and the best seen is "
+        f"{best['perplexity']:.2f} ({best_window}) for {best['all rows']:.1f} MiB."
     )
     lines = [(float(row["window"]), row) for row in sized]
     marks = ((float(trained), f"trained: {trained}"),) if trained else ()
@@ -111,9 +108,8 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Findin
         },
         marks=marks,
         reading=f"From a window of {small['window']} to {own['window'] if trained else sized[-1]['window']} "
-        "perplexity goes "
-        f"from {small['perplexity']:.2f} to {(own if trained else sized[-1])['perplexity']:.2f}; beyond, it changes to "
-        f"{sized[-1]['perplexity']:.2f} at {sized[-1]['window']}.",
+        f"perplexity goes from {small['perplexity']:.2f} to {(own if trained else sized[-1])['perplexity']:.2f}; "
+        f"beyond, it changes to {sized[-1]['perplexity']:.2f} at {sized[-1]['window']}.",
     )
     memory = Plot(
         "sweep-memory",
@@ -126,8 +122,8 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Findin
         },
         marks=marks,
         reading=f"Every doubling of the window doubles its layers' bytes: {small['window rows']:.1f} MiB at "
-        f"{small['window']}, "
-        f"{sized[-1]['window rows']:.1f} at {sized[-1]['window']}, for a text of {plan.length} tokens.",
+        f"{small['window']}, {sized[-1]['window rows']:.1f} at {sized[-1]['window']}, for a text of {plan.length} "
+        "tokens.",
     )
     units = {
         "window": "tokens",
@@ -137,10 +133,9 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Findin
         "all rows": "MiB",
     }
     method = (
-        f"A text of {plan.length} tokens, scored by the engine at its default precision; perplexity of its later half "
-        "and of "
-        f"all of it; bytes of the pages held at the end. {'Sliding' if trained else 'All'} layers get the window"
-        f"{', the full layers stay full' if trained else ''}."
+        f"A text of {plan.length} tokens, scored by the engine at its default precision; perplexity of the tokens "
+        f"after {sized[-1]['window']} and of all; bytes of the pages held at the end. "
+        f"{'Sliding' if trained else 'All'} layers get the window{', the full layers stay full' if trained else ''}."
     )
     return Finding("window-sweep", verdict, sentence, rows, units, [quality, memory], method)
 
