@@ -109,7 +109,7 @@ def test_a_run_keeps_records_and_writes_both_pages(
     monkeypatch.setattr(running, "load", them.__getitem__)
     said: list[str] = []
     with pytest.raises(RuntimeError, match="out of luck"):
-        running.run(["memory", "skipped", "broken"], context, tmp_path, said.append)
+        running.run(["memory", "skipped", "broken"], context, tmp_path, say=said.append)
     records = [json.loads(line) for line in (tmp_path / "lab.jsonl").read_text().splitlines()]
     assert [(r["name"], r["verdict"]) for r in records] == [("memory", "holds"), ("skipped", "not measured")]
     assert records[0]["rows"][0]["held"] == 1.50001 and {"commit", "seed", "cpu", "seconds"} <= records[0].keys()

@@ -14,7 +14,7 @@ import typer
 from sash.spec.errors import ConfigError
 
 
-def _writable(record: Path | None) -> Path | None:
+def writable(record: Path | None) -> Path | None:
     from sash.bench.record import check_record
 
     if record is not None:
@@ -22,7 +22,7 @@ def _writable(record: Path | None) -> Path | None:
     return record
 
 
-Record = Annotated[Path | None, typer.Option(help="Append one JSON line to this file.", callback=_writable)]
+Record = Annotated[Path | None, typer.Option(help="Append one JSON line to this file.", callback=writable)]
 Model = Annotated[str, typer.Argument(help="As for generate.")]
 Cases = Annotated[
     str | None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sash.cli.bench import quiet, threads
+from sash.cli.bench import quiet, threads, writable
 from sash.cli.progress import Progress
 from sash.spec.errors import ConfigError
 
@@ -19,7 +19,13 @@ def lab(
         typer.Argument(metavar="EXPERIMENT… [MODEL]", help="What to run, or all; then the model, as for generate."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: all experiments in two minutes.")] = False,
-    out: Annotated[Path, typer.Option(help="The folder for report.html, report.md and lab.jsonl.")] = Path("sash-lab"),
+    out: Annotated[Path, typer.Option(help="The folder for report.html, report.md and its plots.")] = Path("sash-lab"),
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Append a JSON line for each experiment. Default: lab.jsonl in that folder.", callback=writable
+        ),
+    ] = None,
     text: Annotated[Path | None, typer.Option(help="The text that models read. Default: Python's help topics.")] = None,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
 ) -> None:
@@ -41,7 +47,7 @@ def lab(
     progress = Progress()
     try:
         context = Context(model or "gemma3-270m", quick=quick, text=read, seed=seed, threads=threads(), report=progress)
-        run(names, context, out)
+        run(names, context, out, record)
     finally:
         progress.close()
 

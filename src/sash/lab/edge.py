@@ -9,7 +9,7 @@ import torch
 
 from sash.kv.storage import KVRows
 from sash.lab.context import Context, Weights
-from sash.lab.experiment import Axis, Experiment, Finding, NotApplicable, Plot, holds
+from sash.lab.experiment import Axis, Experiment, Finding, NotApplicable, Plot, holds, thin
 from sash.lab.layer import OneLayer
 from sash.lab.probe import Attended, in_hand, no_planes, trace
 from sash.spec.model import LayerSpec
@@ -83,7 +83,7 @@ def _finding(window: int, count: int, plan: Plan, lines: dict[str, list[float]])
         "Attention weight by distance",
         Axis("distance", "tokens back"),
         Axis("mean attention weight", "share of 1", 10),
-        {label: [(float(d), w) for d, w in enumerate(values) if w > 0] for label, values in lines.items()},
+        {label: thin([(float(d), w) for d, w in enumerate(values) if w > 0]) for label, values in lines.items()},
         marks=((float(window), f"W = {window}"),),
         reading=f"Weights of exactly zero are not drawn: the lines of window layers end at distance {window - 1}.",
     )

@@ -112,6 +112,13 @@ class Experiment:
     run: Callable[[Context], Finding]
 
 
+def thin(points: list[Point], most: int = 160) -> list[Point]:
+    """At most so many of the points, evenly spaced, the first and the last among them."""
+    if len(points) <= most:
+        return points
+    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
+
+
 def finding_from_json(value: dict[str, Any]) -> Finding:
     """The inverse of ``Finding.to_json`` after a trip through JSON."""
     plots = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sash.lab.context import Context
-from sash.lab.experiment import Axis, Experiment, Finding, NotApplicable, Plot, holds
+from sash.lab.experiment import Axis, Experiment, Finding, NotApplicable, Plot, Point, holds, thin
 from sash.lab.session import Session
 from sash.spec.sampling import SamplingParams
 
@@ -32,7 +32,7 @@ class Plan:
 
 
 def run(context: Context) -> Finding:
-    return measure(context, context.pick(Plan(20_000), Plan(1_600, checked=16)))
+    return measure(context, context.pick(Plan(20_000), Plan(1_000, checked=16)))
 
 
 def measure(context: Context, plan: Plan) -> Finding:
@@ -73,6 +73,10 @@ def _row(stats: dict[str, Any], length: int, times: list[float]) -> dict[str, An
     }
 
 
+def _line(rows: list[dict[str, Any]], column: str) -> list[Point]:
+    return thin([(float(row["length"]), float(row[column])) for row in rows])
+
+
 def _same_as_stored(context: Context, text: list[int], checked: int) -> float:
     """Share of the last tokens that full storage writes too, given the text before each."""
     session = Session(context.weights, "full storage", len(text))
@@ -100,15 +104,14 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]], same: flo
         + (", because the full layers read more and more" if has_full and late > early else "")
         + f". Full storage would have written {100 * same:.0f} % of the last {plan.checked} tokens alike."
     )
-    thin = rows[:: max(1, len(rows) // 100)]
     memory = Plot(
         "ring-long-memory",
         "One long answer: bytes held",
         Axis("length", "tokens"),
         Axis("memory", "MiB"),
         {
-            "window layers": [(r["length"], r["window rows"]) for r in thin],
-            **({"full layers": [(r["length"], r["other rows"]) for r in thin]} if has_full else {}),
+            "window layers": _line(rows, "window rows"),
+            **({"full layers": _line(rows, "other rows")} if has_full else {}),
         },
         reading=f"The window layers' line is flat at {last['window rows']:.2f} MiB from {full[0]['length']} tokens on"
         + (f"; the full layers reach {last['other rows']:.1f} MiB." if has_full else "."),
@@ -119,8 +122,8 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]], same: flo
         Axis("length", "tokens"),
         Axis("time per token", "ms"),
         {
-            "median of 100": [(r["length"], r["time per token"]) for r in thin],
-            "fastest of 100": [(r["length"], r["fastest"]) for r in thin],
+            "median of 100": _line(rows, "time per token"),
+            "fastest of 100": _line(rows, "fastest"),
         },
         reading=f"From the first tenth to the last the median goes from {early:.2f} to {late:.2f} ms.",
     )

@@ -20,8 +20,15 @@ from sash.lab.report import Result, write_report
 RECORDS = "lab.jsonl"
 
 
-def run(names: Sequence[str], context: Context, out: Path, say: Callable[[str], None] = print) -> list[Result]:
-    """Run experiments into a folder: ``lab.jsonl`` gets a line as each is done, then the report is written.
+def run(
+    names: Sequence[str],
+    context: Context,
+    out: Path,
+    record: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> list[Result]:
+    """Run experiments: ``record`` (or ``lab.jsonl`` in the folder ``out``) gets a line as each is done, then the report
+    is written into the folder.
 
     What was found before something raised is in the report all the same.
 
@@ -30,14 +37,15 @@ def run(names: Sequence[str], context: Context, out: Path, say: Callable[[str], 
         ModelError: the model can't be found or read.
     """
     check_drawing()
-    check_record(out / RECORDS)
+    record = record or out / RECORDS
+    check_record(record)
     torch.set_num_threads(context.threads)
     facts = _facts(context)
     results: list[Result] = []
     try:
         for name in context.track("experiments", names):
             results.append(measure(load(name), context))
-            append_record(_record(results[-1], facts), out / RECORDS)
+            append_record(_record(results[-1], facts), record)
             finding = results[-1].finding
             say(f"{name}: {finding.verdict.value}. {finding.sentence}")
     finally:

@@ -29,7 +29,7 @@ really follow it.
 # Experiment to the sentences that lead over to it from the one before.
 BRIDGES: dict[str, str] = {
     "edge": "First the promise itself.",
-    "against": "So much for a single layer. What does the window do to a whole model, and how can one tell right from wrong?",
+    "against": "So much for one layer. What do windows do to a whole model, and how can one tell right from wrong?",
     "ring-layer": """
 What lies outside the window has no part in the answer, so its memory can be used again. The store that does this is
 called a **ring**: rows take their places in turn, and when all are taken, the newest takes the place of the oldest.

@@ -143,7 +143,7 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Findin
 EXPERIMENT = Experiment(
     "window-sweep",
     "How large a window",
-    "A model is about best with the window it was trained with: smaller ones cost quality, larger ones only memory.",
+    "A model works best with the window it was trained with: smaller ones cost quality, larger ones only memory.",
     _EXPLANATION,
     run,
 )
