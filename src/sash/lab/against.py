@@ -160,7 +160,7 @@ def _finding(
 
 
 def _tiny(share: float) -> str:
-    return "exactly 0" if share == 0 else f"{share:.0e} of the signal, which is rounding"
+    return "exactly 0" if share == 0 else f"{share:.0e} of the signal (rounding)"
 
 
 EXPERIMENT = Experiment(

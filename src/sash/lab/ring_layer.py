@@ -36,6 +36,8 @@ _GROWTH = 1.5  # most that attention in the ring may grow, by the clock
 FOUR = ("ring", "full storage", "shift-left", "re-computation")
 _FULL = "full attention"
 
+_UNITS = {"length": "tokens", "held": "MiB", "time per token": "µs", "fastest": "µs", "attention alone": "µs"}
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -309,9 +311,7 @@ def _finding(plan: Plan, rows: list[dict[str, Any]], worst: dict[str, float], dt
         "because other work on the machine can only slow one down. Ring and full storage run on the engine's page "
         "tables, whose Python costs some of the time; in the engine a step pays it once for all layers."
     )
-    units = {"length": "tokens", "held": "MiB", "time per token": "µs", "fastest": "µs"}
-    units["attention alone"] = "µs"
-    return Finding("ring-layer", verdict, sentence, rows, units, [kernel, times, memory], method)
+    return Finding("ring-layer", verdict, sentence, rows, _UNITS, [kernel, times, memory], method)
 
 
 EXPERIMENT = Experiment(

@@ -25,6 +25,14 @@ sees tokens at distances it has never met in that layer. So this is a picture of
 other training would give.
 """
 
+_UNITS = {
+    "window": "tokens",
+    "perplexity": "equally likely tokens",
+    "perplexity, all": "equally likely tokens",
+    "window rows": "MiB",
+    "all rows": "MiB",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -125,19 +133,12 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Findin
         f"{small['window']}, {sized[-1]['window rows']:.1f} at {sized[-1]['window']}, for a text of {plan.length} "
         "tokens.",
     )
-    units = {
-        "window": "tokens",
-        "perplexity": "equally likely tokens",
-        "perplexity, all": "equally likely tokens",
-        "window rows": "MiB",
-        "all rows": "MiB",
-    }
     method = (
         f"A text of {plan.length} tokens, scored by the engine at its default precision; perplexity of the tokens "
         f"after {sized[-1]['window']} and of all; bytes of the pages held at the end. "
         f"{'Sliding' if trained else 'All'} layers get the window{', the full layers stay full' if trained else ''}."
     )
-    return Finding("window-sweep", verdict, sentence, rows, units, [quality, memory], method)
+    return Finding("window-sweep", verdict, sentence, rows, _UNITS, [quality, memory], method)
 
 
 EXPERIMENT = Experiment(
