@@ -18,8 +18,8 @@ def test_against_full_and_masked(context: Context) -> None:
     assert found.verdict is Verdict.HOLDS, found.sentence
     first, *_, last = found.rows
     assert [row["positions"] for row in found.rows] == ["0 to 4", "5 to 9", "10 to 19", "20 to 29"]
-    assert first["MSE to full, last layer"] < 1e-10 and first["token as full's"] == 100
-    assert last["MSE to full, last layer"] > 1e-3 and last["token as masked's"] == 100
+    assert first["to full"] < 1e-10 and first["token as full's"] == 100
+    assert last["to full"] > 1e-3 and last["token as masked's"] == 100
     assert len(found.plots[0].lines["to masked, all positions"]) == 7
 
 

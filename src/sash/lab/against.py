@@ -68,8 +68,8 @@ def measure(context: Context, plan: Plan) -> Finding:
         rows.append(
             {
                 "positions": f"{first} to {end - 1}",
-                "MSE to full, last layer": _error(runs["windows"], runs["full"], first, end)[-1],
-                "MSE to masked, worst layer": max(_error(runs["windows"], runs["masked"], first, end)),
+                "to full": _error(runs["windows"], runs["full"], first, end)[-1],
+                "to masked": max(_error(runs["windows"], runs["masked"], first, end)),
                 "token as full's": _agreement(runs["windows"], runs["full"], places),
                 "token as masked's": _agreement(runs["windows"], runs["masked"], places),
             }
@@ -123,38 +123,40 @@ def _finding(
 ) -> Finding:
     below, beyond = rows[0], rows[-1]
     agreed, masked_agreed = beyond["token as full's"], min(row["token as masked's"] for row in rows)
-    worst = max(row["MSE to masked, worst layer"] for row in rows)
-    verdict = holds(below["MSE to full, last layer"] < 1e-8, beyond["MSE to full, last layer"] > 1e-6, worst < 1e-8)
+    worst = max(row["to masked"] for row in rows)
+    verdict = holds(below["to full"] < 1e-8, beyond["to full"] > 1e-6, worst < 1e-8)
     sentence = (
-        f"Up to W = {context.window} the error to full attention is {_tiny(below['MSE to full, last layer'])}; at "
-        f"positions {beyond['positions']} it is {beyond['MSE to full, last layer']:.2g}, and the likeliest token is "
-        f"full attention's in {agreed:.0f} % of places. To the plain masked computation the error is at most "
-        f"{_tiny(worst)} at every length and layer, and the tokens agree in {masked_agreed:.1f} %."
+        f"Up to W = {context.window} the error to full attention is {_tiny(below['to full'])}; at positions "
+        f"{beyond['positions']} it is {beyond['to full']:.2g}, and the likeliest token is full attention's in "
+        f"{agreed:.0f} % of places. To the plain masked computation the error is at most {_tiny(worst)} at every "
+        f"length and layer, and the tokens agree in {masked_agreed:.1f} %."
     )
     lines = {f"to full, positions {label}": list(enumerate(values, 1)) for label, values in layers.items()}
     plot = Plot(
         "against",
         "Error of a window model, by layer",
         Axis("layer", "number"),
-        Axis("mean squared error", "share of the signal's", 10),
+        Axis("mean squared error", "share", 10),
         {
             label: [(float(i), max(value, 1e-16)) for i, value in points]
             for label, points in {**lines, "to masked, all positions": list(enumerate(masked, 1))}.items()
         },
         kind="lines",
         reading="Against full attention the error grows with depth and length, to "
-        f"{beyond['MSE to full, last layer']:.2g}; against the masked computation it stays below {worst:.0e}. Only "
-        "the second says whether the window is right.",
+        f"{beyond['to full']:.2g}; against the masked computation it stays below {worst:.0e}. Only the second says "
+        "whether the window is right.",
     )
     units = {
-        "MSE to full, last layer": "share of the signal's",
-        "MSE to masked, worst layer": "share of the signal's",
+        "to full": "share",
+        "to masked": "share",
         "token as full's": "% of places",
         "token as masked's": "% of places",
     }
     method = (
-        f"float32 without quantisation, {what}; errors of the residual stream after each layer, over all positions of "
-        "a range. The model was trained with windows, so full attention is not the better one here, only another."
+        f"float32 without quantisation, {what}; mean squared error of the residual stream as a share of its mean "
+        "square, to full attention after the last layer and to the masked computation after the worst, over all "
+        "positions of a range. The model was trained with windows, so full attention is not the better one here, "
+        "only another."
     )
     return Finding("against", verdict, sentence, rows, units, [plot], method)
 

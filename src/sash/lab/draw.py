@@ -22,6 +22,7 @@ _COLOURS = (
     "#b08968",
 )
 _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "sash", "font.family": "sans-serif", "font.size": 10}
+_TICKS_APART = 1.4  # times the one before, so that two numbers don't meet
 _ALL_TICKS = 9  # points on an axis, each of which still gets its own number
 
 
@@ -70,11 +71,15 @@ def _curves(axes: Any, plot: Plot) -> None:
     if plot.kind == "lines" and most > 40:
         style["marker"] = ""
     for i, (label, points) in enumerate(plot.lines.items()):
-        axes.plot(*zip(*points, strict=True), label=label, color=_COLOURS[i % len(_COLOURS)], **style)
+        # Earlier lines are broader, so that one that lies below another can be seen.
+        width = 1.5 + (3.0 * (len(plot.lines) - 1 - i) / len(plot.lines) if most <= 40 else 0)
+        colour = _COLOURS[i % len(_COLOURS)]
+        axes.plot(*zip(*points, strict=True), label=label, color=colour, linewidth=width, **style)
     for axis, name in ((plot.x, "x"), (plot.y, "y")):
         _scale(axes, axis, name)
     places = sorted({x for points in plot.lines.values() for x, _ in points})
     if plot.x.log == 2 and len(places) <= _ALL_TICKS:
+        places = [x for i, x in enumerate(places) if i == len(places) - 1 or places[i + 1] / x > _TICKS_APART]
         axes.set_xticks(places, [number(x) for x in places])
         axes.minorticks_off()
     for x, label in plot.marks:
@@ -86,6 +91,10 @@ def _scale(axes: Any, axis: Axis, name: str) -> None:
     """Powers as asked for; else plain numbers, from 0 where no value is below."""
     if axis.log:
         getattr(axes, f"set_{name}scale")("log", base=axis.log)
+        if axis.log == 2:
+            getattr(axes, f"{name}axis").set_major_formatter(lambda value, _: number(value))
+    elif name == "x" and axis.unit in ("layers", "number"):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     elif name == "y" and axes.get_ylim()[0] >= -0.02 * axes.get_ylim()[1]:
         axes.set_ylim(bottom=0)
 

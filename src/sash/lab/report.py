@@ -15,6 +15,7 @@ from sash.lab.story import BRIDGES, GLOSSARY, INTRODUCTION, RULES
 
 _TITLE = "What a window does: the experiments of sash"
 _MARKS = {Verdict.HOLDS: "✓", Verdict.FAILS: "✗", Verdict.SKIPPED: "–"}
+_SHORT_TABLE = 12  # rows that are shown without being asked for
 _STYLE = """
 body { font: 17px/1.6 system-ui, sans-serif; color: #222; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 3rem; border-top: 1px solid #ddd; padding-top: 1.5rem; }
@@ -209,7 +210,10 @@ def _html(block: Block, pictures: dict[str, str]) -> str:
         case Table(head, rows, role):
             lines = [("th", head), *(("td", row) for row in rows)]
             body = "\n".join("<tr>" + "".join(f"<{t}>{_inline(c)}</{t}>" for c in row) + "</tr>" for t, row in lines)
-            return "<table" + (f' class="{role}"' if role else "") + f">\n{body}\n</table>"
+            table = "<table" + (f' class="{role}"' if role else "") + f">\n{body}\n</table>"
+            if len(rows) <= _SHORT_TABLE:
+                return table
+            return f"<details><summary>{len(rows)} rows of figures</summary>\n{table}\n</details>"
 
 
 def _inline(text: str) -> str:

@@ -40,14 +40,14 @@ def run(
     record = record or out / RECORDS
     check_record(record)
     torch.set_num_threads(context.threads)
-    facts = _facts(context)
+    facts, experiments = _facts(context), [load(name) for name in names]
     results: list[Result] = []
     try:
-        for name in context.track("experiments", names):
-            results.append(measure(load(name), context))
+        for experiment in context.track("experiments", experiments):
+            results.append(measure(experiment, context))
             append_record(_record(results[-1], facts), record)
             finding = results[-1].finding
-            say(f"{name}: {finding.verdict.value}. {finding.sentence}")
+            say(f"{experiment.name}: {finding.verdict.value}. {finding.sentence}")
     finally:
         if results:
             pages = write_report(results, facts, out)

@@ -109,7 +109,7 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Findin
         "sweep-quality",
         "Quality by window",
         Axis("window", "tokens", 2),
-        Axis("perplexity", "equally likely tokens"),
+        Axis("perplexity", "equally likely tokens", 10),
         {
             "this window": [(w, row["perplexity"]) for w, row in lines],
             "no window": [(w, full["perplexity"]) for w, _ in lines],
