@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from sash.bench.contest import Sash
 from sash.lab.context import Context, all_full, all_windows, windows_of
 from sash.lab.probe import trace
+from sash.spec.errors import ConfigError
 from sash.spec.sampling import SamplingParams
 from sash.spec.span import Span
 
@@ -46,3 +48,11 @@ def test_a_trace_sees_every_layer_and_agrees_with_the_engine(context: Context) -
 def test_a_text_of_its_own_is_repeated(context: Context) -> None:
     other = Context(context.model, text="abc", options=context.options)
     assert other.ids(9) == [1, 68, 69, 70] * 2 + [1]
+
+
+def test_lengths_that_are_asked_for_take_the_place_of_others(context: Context) -> None:
+    assert context.lengths_of((10, 4000, 5000)) == [10, 4000] and context.in_windows((0.1, 2, 1000)) == [1, 10]
+    other = Context(context.model, lengths=(7, 4090), options=context.options)
+    assert other.lengths_of((10,)) == [7, 4090] and other.in_windows((2,), 10) == [7]
+    with pytest.raises(ConfigError, match=r"no length of 5000 fits .* of 4096 tokens with 6 more; .* at most 4090"):
+        context.lengths_of((5000,), 6)

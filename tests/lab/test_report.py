@@ -15,7 +15,8 @@ from sash.lab import run as running
 from sash.lab.catalogue import ENTRIES, chosen, groups, load
 from sash.lab.context import Context
 from sash.lab.draw import draw, number
-from sash.lab.experiment import Axis, Experiment, Finding, NotApplicable, Plot, Verdict, finding_from_json
+from sash.lab.experiment import Axis, Experiment, Finding, NotApplicable, Plot, Verdict, finding_from_json, thin
+from sash.lab.report import Table, to_html
 from sash.lab.story import BRIDGES
 from sash.spec.errors import ConfigError
 
@@ -133,12 +134,26 @@ def test_a_run_keeps_records_and_writes_both_pages(
     assert set(re.findall(r'xlink:href="#([^"]+)"', page)) <= set(re.findall(r'id="([^"]+)"', page))
 
 
+def test_long_tables_are_folded_and_long_lines_thinned() -> None:
+    long = Table(("n",), tuple((str(i),) for i in range(13)))
+    assert "<details><summary>13 rows of figures" in to_html([long], {})
+    assert "<details>" not in to_html([Table(long.head, long.rows[:12])], {})
+    points = [(float(i), 2.0 * i) for i in range(1000)]
+    assert len(thin(points, 50)) == 50 and thin(points, 50)[0] == points[0] and thin(points, 50)[-1] == points[-1]
+    assert thin(points[:50], 50) == points[:50]
+
+
 def test_the_command_lists_and_refuses(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = run("lab")
     assert listed.code == 0 and all(name in listed.out for name in ENTRIES)
     (tmp_path / "empty").write_text(" \n")
     refused = run("lab", "edge", "--text", str(tmp_path / "empty"))
     assert refused.code == 2 and "is empty; name a file" in refused.err
+    for option in ("--lengths", "--windows"):
+        refused = run("lab", "edge", option, "128,none")
+        assert refused.code == 2 and f"{option} must be numbers of tokens between commas" in refused.err
+    refused = run("lab", "edge", "--record", str(tmp_path))
+    assert refused.code == 2 and "can't be written" in refused.err
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     refused = run("lab", "edge", "--out", str(tmp_path / "out"))
     assert refused.code == 2 and "pip install 'sash-llm[bench]'" in refused.err
@@ -146,6 +161,8 @@ def test_the_command_lists_and_refuses(run: Run, tmp_path: Path, monkeypatch: py
 
 def test_the_command_writes_a_report(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "load", {"edge": experiment("edge", FINDING)}.__getitem__)
-    done = run("lab", "edge", str(folder), "--quick", "--out", str(tmp_path))
+    record = tmp_path / "records" / "lab.jsonl"
+    done = run("lab", "edge", str(folder), "--quick", "--out", str(tmp_path), "--record", str(record))
+    assert json.loads(record.read_text())["verdict"] == "holds" and not (tmp_path / "lab.jsonl").exists()
     assert done.code == 0 and "edge: holds." in done.out and (tmp_path / "report.html").is_file()
     assert f"sash lab all {folder}" in (tmp_path / "report.md").read_text()

@@ -75,14 +75,14 @@ def test_reach_finds_a_token_that_arrives_from_too_far() -> None:
 
 
 def test_myth_of_the_mask(context: Context) -> None:
-    found = myths.measure_mask(context, (16, 64, 128))
+    found = myths.measure_mask(context, (3.2, 12.8, 25.6))
     assert found.verdict is Verdict.HOLDS, found.sentence
     last = found.rows[-1]
     assert last["window as a mask"] == last["full attention"] > 2.5 * last["window as a ring"]
 
 
 def test_myth_of_constant_memory(context: Context) -> None:
-    found = myths.measure_growth(context, (16, 64, 128))
+    found = myths.measure_growth(context, (3.2, 12.8, 25.6))
     assert found.verdict is Verdict.HOLDS, found.sentence
     # One row of a layer: K and V of 32 float32.
     assert {row["stack"]: row["growth"] for row in found.rows} == {"full": 7 * 256, "hybrid": 256, "pure": 0}
@@ -93,7 +93,7 @@ def test_myth_of_constant_memory(context: Context) -> None:
     [(1.0, 1.5, Verdict.HOLDS), (1.2, 1.5, Verdict.FAILS), (1.0, 1.0, Verdict.FAILS)],
 )
 def test_myth_of_speed_is_judged_by_its_figures(short: float, long: float, verdict: Verdict) -> None:
-    plan = myths.SpeedPlan((4, 400), 2, (), 1)
+    plan = myths.SpeedPlan((0.5, 50), 2, (), 1)
     rows = [
         myths._speed_row("write", length, {"windows": [0.1, 0.2, 0.3], "full": [0.1 * ratio, 0.2 * ratio, 9.0]})
         for length, ratio in ((4, short), (400, long))
@@ -103,7 +103,7 @@ def test_myth_of_speed_is_judged_by_its_figures(short: float, long: float, verdi
 
 
 def test_myth_of_speed_measures_both(context: Context) -> None:
-    found = myths.measure_speed(context, myths.SpeedPlan((2, 40), 2, (16,), 1))
+    found = myths.measure_speed(context, myths.SpeedPlan((0.4, 8), 2, (3.2,), 1))
     assert [(row["work"], row["length"]) for row in found.rows] == [
         ("write a token", 2),
         ("write a token", 40),
@@ -127,7 +127,7 @@ def test_the_needle_s_verdict(hybrid: float, verdict: Verdict) -> None:
 
 
 def test_the_needle_runs(context: Context) -> None:
-    found = needle.measure(context, needle.Plan((8,), 1))
+    found = needle.measure(context, needle.Plan((1.6,), 1))
     assert [row["distance"] for row in found.rows] == [8]
 
 
@@ -152,8 +152,8 @@ def test_every_number_has_a_unit(context: Context) -> None:
         against.measure(context, against.Plan(2, 2)),
         reach.measure(context, reach.Plan(30, 3, 1)),
         sweep.measure(context, sweep.Plan((4,), 24)),
-        myths.measure_mask(context, (16, 32)),
-        myths.measure_growth(context, (16, 32)),
+        myths.measure_mask(context, (3.2, 6.4)),
+        myths.measure_growth(context, (3.2, 6.4)),
     ):
         assert numbers_have_units(found) and all(plot.x.unit and plot.y.unit and plot.reading for plot in found.plots)
     assert not numbers_have_units(replace(found, units={}))

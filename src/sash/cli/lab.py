@@ -27,6 +27,8 @@ def lab(
         ),
     ] = None,
     text: Annotated[Path | None, typer.Option(help="The text that models read. Default: Python's help topics.")] = None,
+    lengths: Annotated[str | None, typer.Option(help="Lengths in tokens to measure at, between commas.")] = None,
+    windows: Annotated[str | None, typer.Option(help="Windows to try in window-sweep, between commas.")] = None,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
 ) -> None:
     """Show by measurement what windows do: run experiments and write a report. Without arguments: list them."""
@@ -38,6 +40,7 @@ def lab(
         return
     names, model = chosen(words)
     read = _read(text)
+    sizes = {name: _numbers(name, given) for name, given in (("--lengths", lengths), ("--windows", windows))}
     quiet()
     # libgomp reads it when torch loads; see sash.cli.engine.build.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -46,10 +49,26 @@ def lab(
 
     progress = Progress()
     try:
-        context = Context(model or "gemma3-270m", quick=quick, text=read, seed=seed, threads=threads(), report=progress)
+        context = Context(
+            model or "gemma3-270m",
+            quick=quick,
+            text=read,
+            seed=seed,
+            threads=threads(),
+            report=progress,
+            lengths=sizes["--lengths"],
+            windows=sizes["--windows"],
+        )
         run(names, context, out, record)
     finally:
         progress.close()
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+    items = [item.strip() for item in (text or "").split(",") if item.strip()]
+    if not all(item.isdecimal() and int(item) for item in items):
+        raise ConfigError(f"{option} must be numbers of tokens between commas, such as 128,1024; got {text!r}")
+    return tuple(sorted({int(item) for item in items}))
 
 
 def _read(path: Path | None) -> str | None:

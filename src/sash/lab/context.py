@@ -14,6 +14,7 @@ from sash.engine.build import Built, build_beside, build_core
 from sash.engine.llm import LLM, engine_config
 from sash.models.decoder import Decoder
 from sash.ops.base import Ops
+from sash.spec.errors import ConfigError
 from sash.spec.load import load_spec
 from sash.spec.locate import locate
 from sash.spec.model import ModelSpec
@@ -65,6 +66,8 @@ class Context:
         threads: that compute.
         report: called with (stage, done, total).
         options: of every engine, unless the experiment itself sets them.
+        lengths: in tokens, ascending, in place of an experiment's own.
+        windows: the same for sizes of windows.
     """
 
     def __init__(
@@ -77,9 +80,12 @@ class Context:
         threads: int = 2,
         report: Report = lambda stage, done, total: None,
         options: dict[str, Any] | None = None,
+        lengths: tuple[int, ...] = (),
+        windows: tuple[int, ...] = (),
     ) -> None:
         self.model, self.quick, self.seed, self.threads = model, quick, seed, threads
         self.report, self.options = report, dict(options or {})
+        self.lengths, self.windows = lengths, windows
         self._text = text
         self._ids: list[int] = []
 
@@ -115,9 +121,26 @@ class Context:
         """One of two sizes, by ``quick``."""
         return quick if self.quick else full
 
-    def within(self, lengths: Iterable[int], room: int = 0) -> list[int]:
-        """The lengths that fit the model's context with ``room`` tokens more."""
-        return [n for n in lengths if n + room <= self.spec.max_position]
+    def lengths_of(self, lengths: Iterable[int], room: int = 0) -> list[int]:
+        """Those that were asked for, else ``lengths``, as far as they fit the model's context with
+        ``room`` tokens more.
+
+        Raises:
+            ConfigError: none does.
+        """
+        wanted = self.lengths or tuple(lengths)
+        fit = [n for n in wanted if n + room <= self.spec.max_position]
+        if not fit:
+            limit = self.spec.max_position
+            raise ConfigError(
+                f"no length of {', '.join(map(str, wanted))} fits the model's context of {limit} tokens with {room} "
+                f"more; give --lengths at most {limit - room}"
+            )
+        return fit
+
+    def in_windows(self, shares: Iterable[float], room: int = 0) -> list[int]:
+        """The same for lengths that are multiples or parts of the model's window."""
+        return self.lengths_of([max(1, int(share * self.window)) for share in shares], room)
 
     def ids(self, length: int) -> list[int]:
         """The text's first token ids [length]; a short text is repeated."""

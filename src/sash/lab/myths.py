@@ -37,11 +37,11 @@ def _held(context: Context, storage: str, spec: ModelSpec | None, lengths: list[
 
 
 def run_mask(context: Context) -> Finding:
-    return measure_mask(context, context.pick((512, 1024, 2048, 4096, 8192), (512, 1024, 2048)))
+    return measure_mask(context, context.pick((1, 2, 4, 8, 16), (1, 2, 4)))
 
 
-def measure_mask(context: Context, sizes: tuple[int, ...]) -> Finding:
-    window, lengths = _needs_window(context), context.within(sizes)
+def measure_mask(context: Context, shares: tuple[float, ...]) -> Finding:
+    window, lengths = _needs_window(context), context.in_windows(shares)
     kinds = {
         "full attention": ("ring", all_full(context.spec)),
         "window as a mask": ("full storage", None),
@@ -82,11 +82,11 @@ def measure_mask(context: Context, sizes: tuple[int, ...]) -> Finding:
 
 
 def run_growth(context: Context) -> Finding:
-    return measure_growth(context, context.pick((256, 1024, 2048, 4096, 8192), (256, 1024, 2048)))
+    return measure_growth(context, context.pick((0.5, 2, 4, 8, 16), (0.5, 2, 4)))
 
 
-def measure_growth(context: Context, sizes: tuple[int, ...]) -> Finding:
-    window, lengths, spec = _needs_window(context), context.within(sizes), context.spec
+def measure_growth(context: Context, shares: tuple[float, ...]) -> Finding:
+    window, lengths, spec = _needs_window(context), context.in_windows(shares), context.spec
     kinds = {"full": all_full(spec), "hybrid": spec, "pure": all_windows(spec, window)}
     held = {name: _held(context, "ring", it, lengths) for name, it in context.track("myth-growth", list(kinds.items()))}
     a, b = lengths[-2], lengths[-1]
@@ -138,21 +138,22 @@ def measure_growth(context: Context, sizes: tuple[int, ...]) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class SpeedPlan:
-    """``steps`` tokens written after each of ``lengths``; prompts of ``prompts`` read ``reads`` times."""
+    """``steps`` tokens written after each of ``lengths``, prompts of ``prompts`` read ``reads`` times; lengths are in
+    windows."""
 
-    lengths: tuple[int, ...]
+    lengths: tuple[float, ...]
     steps: int
-    prompts: tuple[int, ...]
+    prompts: tuple[float, ...]
     reads: int
 
 
 def run_speed(context: Context) -> Finding:
-    full = SpeedPlan((64, 256, 448, 1024, 4096, 16_384), 48, (256, 4096), 3)
-    return measure_speed(context, context.pick(full, SpeedPlan((128, 448, 8192), 32, (256,), 3)))
+    full = SpeedPlan((0.125, 0.5, 0.875, 2, 8, 32), 48, (0.5, 8), 3)
+    return measure_speed(context, context.pick(full, SpeedPlan((0.25, 0.875, 16), 32, (0.5,), 3)))
 
 
 def measure_speed(context: Context, plan: SpeedPlan) -> Finding:
-    window, lengths = _needs_window(context), context.within(plan.lengths, plan.steps)
+    window, lengths = _needs_window(context), context.in_windows(plan.lengths, plan.steps)
     specs = {"windows": None, "full": all_full(context.spec)}
     text = context.ids(lengths[-1] + plan.steps)
     sessions = {name: Session(context.weights, "ring", len(text), spec) for name, spec in specs.items()}
@@ -163,7 +164,7 @@ def measure_speed(context: Context, plan: SpeedPlan) -> Finding:
         places = dict.fromkeys(sessions, length)
         times = in_turns({name: _writer(s, text, places, name) for name, s in sessions.items()}, plan.steps)
         rows.append(_speed_row("write", length, times))
-    for prompt in context.within(plan.prompts):
+    for prompt in context.in_windows(plan.prompts):
         times = {name: [] for name in specs}
         for _ in range(plan.reads):
             for name, spec in specs.items():

@@ -22,21 +22,21 @@ _FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. T
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tokens between the number and the question, and numbers tried at each distance."""
+    """Windows between the number and the question, and numbers tried at each distance."""
 
-    distances: tuple[int, ...]
+    distances: tuple[float, ...]
     trials: int
 
 
 def run(context: Context) -> Finding:
-    return measure(context, context.pick(Plan((128, 256, 448, 768, 1024, 2048), 8), Plan((128, 768), 3)))
+    return measure(context, context.pick(Plan((0.25, 0.5, 0.875, 1.5, 2, 4), 8), Plan((0.25, 1.5), 3)))
 
 
 def measure(context: Context, plan: Plan) -> Finding:
     window = context.window
     if not window:
         raise NotApplicable("no layer of this model has a window.")
-    distances = context.within(plan.distances, 128)
+    distances = context.in_windows(plan.distances, 128)
     numbers = random.Random(context.seed)
     asked = {
         d: [str(numbers.randrange(10 ** (_DIGITS - 1), 10**_DIGITS)) for _ in range(plan.trials)] for d in distances

@@ -48,7 +48,7 @@ def run(context: Context) -> Finding:
 def measure(context: Context, plan: Plan) -> Finding:
     if not context.window:
         raise NotApplicable("no layer of this model has a window.")
-    lengths = context.within(plan.lengths, plan.steps)
+    lengths = context.lengths_of(plan.lengths, plan.steps)
     longest = lengths[-1] + plan.steps
     text = context.ids(longest)
     sessions = {name: Session(context.weights, name, longest) for name in STORAGES}

@@ -179,7 +179,7 @@ def run(context: Context) -> Finding:
     sizes = context.pick(FULL, QUICK)
     model = next((x for x in context.spec.layers if x.span.kind is SpanKind.SLIDING), context.spec.layers[0])
     plan = Plan(
-        sizes.lengths,
+        tuple(context.lengths_of(sizes.lengths, sizes.steps)),
         sizes.steps,
         context.window or sizes.window,
         (model.num_heads, model.num_kv_heads),

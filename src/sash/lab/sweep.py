@@ -47,13 +47,14 @@ def run(context: Context) -> Finding:
 
 
 def measure(context: Context, plan: Plan) -> Finding:
-    if context.spec.max_position < plan.length:
-        raise NotApplicable(f"the model's context is shorter than the text of {plan.length} tokens.")
+    length = max(plan.length, 5 * max(context.windows, default=0) // 4)
+    if context.spec.max_position < length:
+        raise NotApplicable(f"the model's context is shorter than the text of {length} tokens.")
     trained = context.window
-    sizes = sorted({*plan.windows, *([trained] if trained and trained < plan.length else [])})
-    ids = context.ids(plan.length)
+    sizes = sorted({*(context.windows or plan.windows), *([trained] if trained and trained < length else [])})
+    ids = context.ids(length)
     rows = [_row(context, w, ids, sizes[-1]) for w in context.track("window-sweep", [*sizes, 0])]
-    return _finding(context, plan, rows)
+    return _finding(context, length, rows)
 
 
 def _spec(context: Context, window: int) -> ModelSpec:
@@ -85,7 +86,7 @@ def surprise(llm: LLM, ids: list[int]) -> list[float]:
     return [-next(iter(entry.values())).logprob for entry in out.prompt_logprobs or [] if entry]
 
 
-def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Finding:
+def _finding(context: Context, length: int, rows: list[dict[str, Any]]) -> Finding:
     *sized, full = rows
     trained = context.window
     best = min(rows, key=lambda row: row["perplexity"])
@@ -130,11 +131,11 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Findin
         },
         marks=marks,
         reading=f"Every doubling of the window doubles its layers' bytes: {small['window rows']:.1f} MiB at "
-        f"{small['window']}, {sized[-1]['window rows']:.1f} at {sized[-1]['window']}, for a text of {plan.length} "
+        f"{small['window']}, {sized[-1]['window rows']:.1f} at {sized[-1]['window']}, for a text of {length} "
         "tokens.",
     )
     method = (
-        f"A text of {plan.length} tokens, scored by the engine at its default precision; perplexity of the tokens "
+        f"A text of {length} tokens, scored by the engine at its default precision; perplexity of the tokens "
         f"after {sized[-1]['window']} and of all; bytes of the pages held at the end. "
         f"{'Sliding' if trained else 'All'} layers get the window{', the full layers stay full' if trained else ''}."
     )
