@@ -115,7 +115,10 @@ def _chapter(index: int, result: Result) -> Iterator[Block]:
     yield Text(f"**Claim:** {experiment.claim}")
     roles = {Verdict.HOLDS: "verdict", Verdict.FAILS: "verdict fails", Verdict.SKIPPED: "verdict skipped"}
     mark = _MARKS[finding.verdict]
-    yield Text(f"**{mark} {finding.verdict.value.capitalize()}.** {finding.sentence}", roles[finding.verdict])
+    yield Text(
+        f"**{mark} {finding.verdict.value.capitalize()}.** {finding.sentence[:1].upper()}{finding.sentence[1:]}",
+        roles[finding.verdict],
+    )
     for plot in finding.plots:
         yield Picture(plot)
     if finding.rows:

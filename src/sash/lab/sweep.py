@@ -116,9 +116,7 @@ def _finding(context: Context, length: int, rows: list[dict[str, Any]]) -> Findi
             "no window": [(w, full["perplexity"]) for w, _ in lines],
         },
         marks=marks,
-        reading=f"From a window of {small['window']} to {own['window'] if trained else sized[-1]['window']} "
-        f"perplexity goes from {small['perplexity']:.2f} to {(own if trained else sized[-1])['perplexity']:.2f}; "
-        f"beyond, it changes to {sized[-1]['perplexity']:.2f} at {sized[-1]['window']}.",
+        reading=_quality(small, own if trained else sized[-1], sized[-1]),
     )
     memory = Plot(
         "sweep-memory",
@@ -130,16 +128,28 @@ def _finding(context: Context, length: int, rows: list[dict[str, Any]]) -> Findi
             "no window": [(w, full["all rows"]) for w, _ in lines],
         },
         marks=marks,
-        reading=f"Every doubling of the window doubles its layers' bytes: {small['window rows']:.1f} MiB at "
-        f"{small['window']}, {sized[-1]['window rows']:.1f} at {sized[-1]['window']}, for a text of {length} "
-        "tokens.",
+        reading=f"The bytes of its layers grow with the window, from {small['window rows']:.1f} MiB at {small['window']} to "
+        f"{sized[-1]['window rows']:.1f} at {sized[-1]['window']}, for a text of {length} tokens.",
     )
     method = (
-        f"A text of {length} tokens, scored by the engine at its default precision; perplexity of the tokens "
-        f"after {sized[-1]['window']} and of all; bytes of the pages held at the end. "
-        f"{'Sliding' if trained else 'All'} layers get the window{', the full layers stay full' if trained else ''}."
+        f"A text of {length} tokens, scored by the engine at its default precision; perplexity of the tokens after "
+        f"{sized[-1]['window']} and of all; bytes of the pages held at the end. {'Sliding' if trained else 'All'} "
+        f"layers get the window{', the full layers stay full' if trained else ''}."
     )
     return Finding("window-sweep", verdict, sentence, rows, _UNITS, [quality, memory], method)
+
+
+def _quality(small: dict[str, Any], own: dict[str, Any], last: dict[str, Any]) -> str:
+    text = (
+        f"From a window of {small['window']} to {own['window']} perplexity goes from {small['perplexity']:.2f} to "
+        f"{own['perplexity']:.2f}"
+    )
+    if last is own:
+        return text + "."
+    worse = last["perplexity"] > 1.1 * own["perplexity"]
+    return f"{text}; beyond, at {last['window']}, it is {last['perplexity']:.2f}" + (
+        ": a layer is lost at distances that it never met in training." if worse else "."
+    )
 
 
 EXPERIMENT = Experiment(
