@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 INTRODUCTION = """
-A language model writes one **token** (a word or a piece of one) at a time. To choose the next token it looks back at
-the text so far: in every layer, the newest token asks a question (its *query*), every earlier token holds up a label
-(its *key*), and the answer is a mix of what those tokens carry (their *values*), each weighed by how well its label
-fits. That is **attention**. Keys and values of the text so far are kept, so that they need not be computed again:
-this store is the **KV cache**, and with ordinary attention, called **full**, it grows with every token, and so does
-the work of reading it.
+A language model is a stack of **layers**, each of which works on what the one below it wrote. It writes one **token**
+(a word or a piece of one) at a time. To choose the next token it looks back at the text so far: in every layer, the
+newest token asks a question (its *query*), every earlier token holds up a label (its *key*), and the answer is a mix
+of what those tokens carry (their *values*), each weighed by how well its label fits. That is **attention**. Keys and
+values of the text so far are kept, so that they need not be computed again: this store is the **KV cache**, and with
+ordinary attention, called **full**, it grows with every token, and so does the work of reading it.
 
 **Sliding-window attention** makes one change: a token looks back at the last W tokens only, itself included. W is the
 **window**. What has slid out of it can never be seen again in that layer, so it need not be kept: the cache of such a
@@ -50,6 +50,8 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
         "full, window, hybrid, pure",
         "a layer that sees everything; one that sees W keys; a model with both; one with windows only",
     ),
+    ("layer", "one of the stages of a model; each adds to what the one below hands up (the residual stream)"),
+    ("kernel", "the piece of a program that computes attention"),
     ("KV cache", "keys and values of earlier tokens, kept so that they are not computed again"),
     (
         "pool, page",
@@ -57,6 +59,8 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ),
     ("ring", "a store of fixed size in which the newest row takes the place of the oldest"),
     ("prefill, decode", "reading a prompt, many tokens at once; writing an answer, one token at a time"),
+    ("greedy", "always taking the likeliest token, so that the same prompt gives the same answer"),
+    ("float32, bfloat16", "ways to store numbers, in 4 bytes with 7 digits that count or in 2 bytes with 2 to 3"),
     (
         "perplexity",
         "how surprised a model is by a text: as if it had chosen among so many equally likely tokens; lower is better",

@@ -128,7 +128,8 @@ def _finding(context: Context, length: int, rows: list[dict[str, Any]]) -> Findi
             "no window": [(w, full["all rows"]) for w, _ in lines],
         },
         marks=marks,
-        reading=f"The bytes of its layers grow with the window, from {small['window rows']:.1f} MiB at {small['window']} to "
+        reading=f"The bytes of its layers grow with the window, from {small['window rows']:.1f} MiB at "
+        f"{small['window']} to "
         f"{sized[-1]['window rows']:.1f} at {sized[-1]['window']}, for a text of {length} tokens.",
     )
     method = (
