@@ -120,7 +120,7 @@ def test_a_run_keeps_records_and_writes_both_pages(
         for wanted in (
             "1. About memory",
             "2. About skipped",
-            "no windows here.",
+            "No windows here.",
             "First.",
             "held [MiB]",
             "Two lengths.",

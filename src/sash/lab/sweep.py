@@ -129,8 +129,7 @@ def _finding(context: Context, length: int, rows: list[dict[str, Any]]) -> Findi
         },
         marks=marks,
         reading=f"The bytes of its layers grow with the window, from {small['window rows']:.1f} MiB at "
-        f"{small['window']} to "
-        f"{sized[-1]['window rows']:.1f} at {sized[-1]['window']}, for a text of {length} tokens.",
+        f"{small['window']} to {sized[-1]['window rows']:.1f} at {sized[-1]['window']}, for a text of {length} tokens.",
     )
     method = (
         f"A text of {length} tokens, scored by the engine at its default precision; perplexity of the tokens after "
