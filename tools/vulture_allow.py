@@ -124,3 +124,9 @@ _.guided_regex
 _.guided_choice
 _.guided_grammar
 _.tool_calls
+
+# Experiments of the lab, found by name.
+_.MASK
+_.GROWTH
+_.SPEED
+_.TOY

@@ -18,7 +18,7 @@ from sash.bench.contest import Sash
 from sash.bench.offline import OWN, Own, Plan, run
 from sash.bench.record import append_record, circumstances
 from sash.bench.text import topics_ids
-from sash.cli.bench import _cases, _options, _threads
+from sash.cli.bench import _cases, _options, threads
 from sash.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from sash.spec.errors import ConfigError, SashError
 
@@ -157,9 +157,9 @@ def test_cases_and_threads_have_defaults(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [case.tokens for case in _cases("gemma3-270m", None, True)] == [576, 8 * 48]
     assert _cases("gemma3-270m", "7", True) == parse_cases("7")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert _threads() == 3
+    assert threads() == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "all")
     with pytest.raises(ConfigError, match=r"OMP_NUM_THREADS='all' must be a number of threads"):
-        _threads()
+        threads()
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert _threads() in (1, 2)
+    assert threads() in (1, 2)

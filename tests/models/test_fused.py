@@ -42,7 +42,7 @@ def scores(folder: Path, seed: int, *, fused: bool, quantization: str, chunk: in
     runner = built.core.runner
     assert isinstance(runner, Runner) and runner.op_by_op == ""
     if not fused:
-        runner._fused, runner._logits = None, runner._decoder.logits
+        runner._fused, runner._logits = None, runner.decoder.logits
     return prompt_scores(built, tokens(seed, MAX_TEXT).tolist())
 
 

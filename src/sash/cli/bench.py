@@ -14,7 +14,7 @@ import typer
 from sash.spec.errors import ConfigError
 
 
-def _writable(record: Path | None) -> Path | None:
+def writable(record: Path | None) -> Path | None:
     from sash.bench.record import check_record
 
     if record is not None:
@@ -22,7 +22,7 @@ def _writable(record: Path | None) -> Path | None:
     return record
 
 
-Record = Annotated[Path | None, typer.Option(help="Append one JSON line to this file.", callback=_writable)]
+Record = Annotated[Path | None, typer.Option(help="Append one JSON line to this file.", callback=writable)]
 Model = Annotated[str, typer.Argument(help="As for generate.")]
 Cases = Annotated[
     str | None,
@@ -47,14 +47,14 @@ def offline(
     record: Record = None,
 ) -> None:
     """Sash alone: speed beside the machine's ceilings, perplexity, memory, time to the first token."""
-    _quiet()
+    quiet()
     from sash.bench.offline import Plan, run
 
     plan = Plan(
         model,
         _cases(model, cases, quick),
         1 if quick else repeats,
-        _threads(),
+        threads(),
         _options(engine_option),
         own="none" if speed_only else "short" if quick else "all",
     )
@@ -74,7 +74,7 @@ def peers(
     record: Record = None,
 ) -> None:
     """Sash and other engines in turn, each in an environment of its own, made the first time."""
-    _quiet()
+    quiet()
     # Asked to end, it ends its workers first: they are asleep and wouldn't notice.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     from sash.bench.peers.catalogue import chosen
@@ -86,7 +86,7 @@ def peers(
         tuple(chosen(peers)),
         _cases(model, cases, quick),
         1 if quick else repeats,
-        _threads(),
+        threads(),
         _options(engine_option),
     )
     _keep(run(plan, (env_dir or cache_dir() / "peers").expanduser().absolute()), record)
@@ -99,10 +99,10 @@ def ops(
     record: Record = None,
 ) -> None:
     """Time single ops, beside what memory and products allow."""
-    _quiet()
+    quiet()
     from sash.bench.ops import run
 
-    _keep(run(model, dtype, only, _threads()), record)
+    _keep(run(model, dtype, only, threads()), record)
 
 
 def render(
@@ -119,7 +119,7 @@ def render(
     write_page(records, template, page, plots)
 
 
-def _quiet() -> None:
+def quiet() -> None:
     import structlog
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
@@ -138,7 +138,7 @@ def _cases(model: str, text: str | None, quick: bool) -> tuple[Any, ...]:
     return parse_cases(text or (QUICK_CASES if quick else DEFAULT_CASES.get(model, USUAL_CASES)))
 
 
-def _threads() -> int:
+def threads() -> int:
     """Threads of every engine: OMP_NUM_THREADS, or the cores, at most two."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given and (not given.isdecimal() or int(given) < 1):

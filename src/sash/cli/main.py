@@ -14,6 +14,7 @@ from sash.cli.chat import chat
 from sash.cli.export import export_tokenizer
 from sash.cli.generate import generate
 from sash.cli.inspect import inspect
+from sash.cli.lab import lab
 from sash.cli.options import ALIASES
 from sash.cli.plan import plan
 from sash.cli.serve import serve
@@ -72,6 +73,7 @@ app.command("serve", cls=SashCommand, context_settings=ALIASED)(serve)
 app.command("inspect", cls=SashCommand)(inspect)
 app.command("plan", cls=SashCommand, epilog=PLAN_EXAMPLE)(plan)
 app.command("export-tokenizer", cls=SashCommand)(export_tokenizer)
+app.command("lab", cls=SashCommand)(lab)
 app.add_typer(bench_app, name="bench")
 for command in (offline, peers, ops, render):
     bench_app.command(command.__name__, cls=SashCommand)(command)

@@ -34,9 +34,10 @@ CONVERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A core with what stands in front of it needs to know."""
+    """A core with what stands in front of it needs to know, and the runner that carries out its plans."""
 
     core: EngineCore
+    runner: Runner
     spec: ModelSpec
     source: ModelSource
     config: ResolvedConfig
@@ -76,17 +77,37 @@ def build_core(model: str | os.PathLike[str], options: EngineConfig, progress: P
         logger().info(reason)
     ops = _ops(config)
     use_processors(options, ops)
-    core = _core(spec, config, ops, _weights(source, spec, config, ops, progress))
+    runner = _runner(spec, config, _decoder(spec, config, ops, _weights(source, spec, config, ops, progress)))
+    core = _core(spec, config, runner)
     core.grammars = Grammars(str(source.path), spec.vocab_size, spec.stop_token_ids, options.max_num_seqs)
     logger().info(config.pool_line())
     logger().info("ready", model=source.name, dtype=config.dtype, seconds=round(time.perf_counter() - started, 2))
-    return Built(core, spec, source, core.config)
+    return Built(core, runner, spec, source, core.config)
+
+
+def build_beside(built: Built, options: EngineConfig, spec: ModelSpec | None = None) -> Built:
+    """A second core over the weights of the first, which exist once: pools and scheduler are its own.
+
+    Args:
+        built: dtype, quantization and device are its; so are the frequencies of dynamic NTK and LongRoPE.
+        options: everything else.
+        spec: the same model with other spans, or None.
+
+    Raises:
+        ConfigError: an option can't work.
+    """
+    first, spec = built.config, spec or built.spec
+    fixed = replace(options, dtype=first.dtype, quantization=first.quantization, device=first.device)
+    config = fixed.resolve(spec, probe(first.device))
+    runner = _runner(spec, config, built.runner.decoder)
+    core = _core(spec, config, runner)
+    return Built(core, runner, spec, built.source, core.config)
 
 
 def assemble(spec: ModelSpec, config: ResolvedConfig, weights: dict[str, torch.Tensor]) -> EngineCore:
     """A core from loaded weights (canonical names; emptied)."""
     ops = _ops(config)
-    return _core(spec, config, ops, _converted(spec, weights, ops))
+    return _core(spec, config, _runner(spec, config, _decoder(spec, config, ops, _converted(spec, weights, ops))))
 
 
 def _ops(config: ResolvedConfig) -> Ops:
@@ -130,13 +151,20 @@ def _converted(spec: ModelSpec, weights: Weights, ops: Ops) -> Prepared:
     return prepare(spec, weights, ops)
 
 
-def _core(spec: ModelSpec, config: ResolvedConfig, ops: Ops, weights: Prepared) -> EngineCore:
-    decoder = Decoder(spec, weights, ops, max_model_len=config.max_model_len)
+def _decoder(spec: ModelSpec, config: ResolvedConfig, ops: Ops, weights: Prepared) -> Decoder:
+    return Decoder(spec, weights, ops, max_model_len=config.max_model_len)
+
+
+def _runner(spec: ModelSpec, config: ResolvedConfig, decoder: Decoder) -> Runner:
     pools = tuple(
         KVPool(group, pages, config.demand.page_size, getattr(torch, dtype), decoder.device)
         for group, pages, dtype in zip(config.groups, config.pages, config.demand.dtypes, strict=True)
     )
-    runner = Runner(spec, decoder, ops, config, pools)
-    if runner.op_by_op and ops.name == "native":
+    runner = Runner(spec, decoder, decoder.ops, config, pools)
+    if runner.op_by_op and decoder.ops.name == "native":
         logger().info(f"layers run op by op: {runner.op_by_op}")
-    return EngineCore(replace(config, quantization=ops.quantization), spec.vocab_size, runner)
+    return runner
+
+
+def _core(spec: ModelSpec, config: ResolvedConfig, runner: Runner) -> EngineCore:
+    return EngineCore(replace(config, quantization=runner.decoder.ops.quantization), spec.vocab_size, runner)

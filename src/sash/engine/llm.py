@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from sash.engine.build import build_core
+from sash.engine.build import Built, build_core
 from sash.engine.frontend import Frontend, Prompt, Request
 from sash.engine.outputs import RequestOutput
 from sash.engine.turns import Turns
@@ -44,7 +44,16 @@ class LLM:
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        built = build_core(model, engine_config(options), progress)
+        self._take(build_core(model, engine_config(options), progress), progress)
+
+    @classmethod
+    def over(cls, built: Built, progress: Progress | None = None) -> LLM:
+        """An LLM around a core that is built already."""
+        llm = cls.__new__(cls)
+        llm._take(built, progress)
+        return llm
+
+    def _take(self, built: Built, progress: Progress | None) -> None:
         self.core = built.core
         self.spec = built.spec
         self.config = built.config

@@ -63,7 +63,7 @@ class Runner:
         self, spec: ModelSpec, decoder: Decoder, ops: Ops, config: ResolvedConfig, pools: tuple[KVPool, ...]
     ) -> None:
         self._spec = spec
-        self._decoder = decoder
+        self.decoder = decoder
         self._ops = ops
         self.pools = pools
         self._place = {layer: (g, i) for g, group in enumerate(config.groups) for i, layer in enumerate(group.layers)}
@@ -84,7 +84,7 @@ class Runner:
             step.narrow(self.device),
         )
         if self._fused is None:
-            hidden = self._decoder.forward(ids, positions, step.attend, narrow)
+            hidden = self.decoder.forward(ids, positions, step.attend, narrow)
         else:
             hidden = self._fused.forward(ids, positions, step.views(), narrow)
         self._copy(plan.copies_after)

@@ -21,7 +21,7 @@ from sash.spec.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class Rows:
     """The rows of one item that enter a layer (``enter`` …) and leave it (``leave`` …), as positions."""
 
     enter: int
@@ -56,10 +56,10 @@ class Step:
         self.out_first = [r.leave for r in self._rows[-1]]
         self._views: dict[tuple[Any, ...], GroupStep] = {}
 
-    def _plan_rows(self, sequences: Mapping[str, Sequence]) -> list[tuple[_Rows, ...]]:
+    def _plan_rows(self, sequences: Mapping[str, Sequence]) -> list[tuple[Rows, ...]]:
         """Per layer and item, the rows that enter and leave. The top layer's output is needed only
         where logits are: every row of a prompt being scored, else the newest token's if it samples, and drafts'."""
-        layers: list[tuple[_Rows, ...]] = []
+        layers: list[tuple[Rows, ...]] = []
         enter = [item.start for item in self.plan.items]
         for layer in range(len(self._spec.layers)):
             leave = [
@@ -71,7 +71,7 @@ class Step:
                     max(a, _needed_from(item, sequences[item.request_id]))
                     for a, item in zip(leave, self.plan.items, strict=True)
                 ]
-            rows = tuple(_Rows(a, b) for a, b in zip(enter, leave, strict=True))
+            rows = tuple(Rows(a, b) for a, b in zip(enter, leave, strict=True))
             # Layers that see the same rows share one tuple: views are found by its identity.
             layers.append(layers[-1] if layers and layers[-1] == rows else rows)
             enter = leave
@@ -158,7 +158,7 @@ class GroupStep:
         cls,
         items: tuple[StepItem, ...],
         group: int,
-        rows: tuple[_Rows, ...],
+        rows: tuple[Rows, ...],
         written: tuple[bool, ...],
         device: torch.device,
     ) -> GroupStep:
@@ -179,7 +179,7 @@ class GroupStep:
         return cls(PagedBatch(tuple(segments)), _joined(early, device), _joined(late, device))
 
 
-def _segment(table: TableStep, item: StepItem, rows: _Rows, q_row: int, kv_row: int, single: bool) -> Segment:
+def _segment(table: TableStep, item: StepItem, rows: Rows, q_row: int, kv_row: int, single: bool) -> Segment:
     """What one item's queries attend to. ``single``: its one row is in the pool before it attends."""
     first_query, kv_start = rows.leave, item.end if single else rows.enter
     first = table.bound.first_of(first_query, item.end)

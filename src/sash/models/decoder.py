@@ -56,6 +56,7 @@ class Decoder:
         positions: torch.Tensor,
         attend: Attend,
         narrow: Mapping[int, torch.Tensor] | None = None,
+        watch: Callable[[int, torch.Tensor], object] | None = None,
     ) -> torch.Tensor:
         """Run all layers on all rows of a step.
 
@@ -66,6 +67,7 @@ class Decoder:
             narrow: layer to the rows (int64, ascending, into the rows that enter that layer) whose output is
                 still wanted. That layer's K and V are computed for all entering rows; its attention
                 and everything above for the wanted rows only.
+            watch: called with each layer's number and output [N, hidden] float32, which the next layer overwrites.
 
         Returns:
             [N', hidden] after the final norm, in the weights' dtype; N' rows are left by ``narrow``.
@@ -77,6 +79,8 @@ class Decoder:
         for i, layer in enumerate(self.layers):
             keep = narrow.get(i) if narrow else None
             hidden = layer.run(hidden, angles, attend, keep)
+            if watch is not None:
+                watch(i, hidden)
             if keep is not None:
                 angles = _rows(angles, keep)
         return self._norm(hidden, self.final_norm).to(self.dtype)
