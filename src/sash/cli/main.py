@@ -1,23 +1,17 @@
-"""The ``sash`` command. Torch loads inside the commands that need it, never here."""
+"""The ``sash`` command. What a command needs loads with that command, torch inside those that need it."""
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 import typer.core
 
 from sash import __version__
-from sash.cli.bench import offline, ops, peers, render
-from sash.cli.chat import chat
-from sash.cli.export import export_tokenizer
-from sash.cli.generate import generate
-from sash.cli.inspect import inspect
-from sash.cli.lab import lab
-from sash.cli.options import ALIASES
-from sash.cli.plan import plan
-from sash.cli.serve import serve
 from sash.cli.streams import standard_streams
 from sash.spec.errors import SashError
 
@@ -55,33 +49,81 @@ def _typed(params: list[Any]) -> list[Any]:
     return params
 
 
+def _aliased(name: str) -> str:
+    from sash.cli.options import ALIASES
+
+    return ALIASES.get(name, name)
+
+
+ALIASED = {"token_normalize_func": _aliased}
+# Each command: the module with a function of its name, and what typer is told beside it.
+COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "generate": (
+        "sash.cli.generate",
+        {
+            "context_settings": ALIASED,
+            "epilog": 'Example: sash generate gemma3-270m "The capital of France is" --max-tokens 20 --temperature 0',
+        },
+    ),
+    "chat": ("sash.cli.chat", {"context_settings": ALIASED}),
+    "serve": ("sash.cli.serve", {"context_settings": ALIASED}),
+    "inspect": ("sash.cli.inspect", {}),
+    "plan": ("sash.cli.plan", {"epilog": "Example: sash plan gemma-3-27b --memory 80GB --context 32k"}),
+    "lab": ("sash.cli.lab", {}),
+    "bench": ("sash.cli.bench", {}),
+    "export-tokenizer": ("sash.cli.export", {}),
+}
+BENCH = ("offline", "peers", "ops", "render")
+
+
+class LazyCommands(Mapping[str, Any]):
+    """The commands by name. One is imported when it is asked for: ``sash plan`` waits for no other."""
+
+    def __getitem__(self, name: str) -> Any:
+        module, settings = COMMANDS[name]
+        found = importlib.import_module(module)
+        if name == "bench":
+            return typer.main.get_command(_bench(found))
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(name, cls=SashCommand, **settings)(getattr(found, name.replace("-", "_")))
+        return typer.main.get_command(alone)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class RootGroup(SashGroup):
+    """``sash`` itself."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = LazyCommands()  # type: ignore[assignment]  # is read only
+
+
+def _bench(module: ModuleType) -> typer.Typer:
+    bench = typer.Typer(
+        name="bench",
+        cls=SashGroup,
+        help="Measure sash beside its peers.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    for name in BENCH:
+        bench.command(name, cls=SashCommand)(getattr(module, name))
+    return bench
+
+
 app = typer.Typer(
-    cls=SashGroup,
+    cls=RootGroup,
     help="sliding-window LLM inference",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-bench_app = typer.Typer(cls=SashGroup, help="Measure sash beside its peers.", no_args_is_help=True)
-
-ALIASED = {"token_normalize_func": lambda name: ALIASES.get(name, name)}
-EXAMPLE = 'Example: sash generate gemma3-270m "The capital of France is" --max-tokens 20 --temperature 0'
-PLAN_EXAMPLE = "Example: sash plan gemma-3-27b --memory 80GB --context 32k"
-app.command("generate", cls=SashCommand, context_settings=ALIASED, epilog=EXAMPLE)(generate)
-app.command("chat", cls=SashCommand, context_settings=ALIASED)(chat)
-app.command("serve", cls=SashCommand, context_settings=ALIASED)(serve)
-app.command("inspect", cls=SashCommand)(inspect)
-app.command("plan", cls=SashCommand, epilog=PLAN_EXAMPLE)(plan)
-app.command("export-tokenizer", cls=SashCommand)(export_tokenizer)
-app.command("lab", cls=SashCommand)(lab)
-app.add_typer(bench_app, name="bench")
-for command in (offline, peers, ops, render):
-    bench_app.command(command.__name__, cls=SashCommand)(command)
-
-
-@bench_app.callback()
-def bench() -> None:
-    """Measure sash beside its peers."""
 
 
 def _version(wanted: bool) -> None:
