@@ -130,3 +130,16 @@ _.MASK
 _.GROWTH
 _.SPEED
 _.TOY
+
+# Commands, found by name.
+_.chat
+_.generate
+_.inspect
+_.lab
+_.plan
+_.serve
+_.export_tokenizer
+_.offline
+_.peers
+_.ops
+_.render
