@@ -1,0 +1,220 @@
+"""All checks of a model that sash runs: an exam of the engine, and what its settings tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from sash.doctor.copies import NAME as COPIES
+from sash.doctor.copies import Copies, copy_finding
+from sash.doctor.exact import Errors, departs, errors, floor_of
+from sash.doctor.exam import Answer, Exam, prepare
+from sash.doctor.finding import Finding, Status, ok, skipped
+from sash.doctor.mask import BY_POSITION, EDGE, Sights, mask_findings
+from sash.doctor.memory import NAME as BOUNDED
+from sash.doctor.memory import memory_finding
+from sash.doctor.positions import NAME as POSITIONS
+from sash.doctor.positions import position_finding
+from sash.doctor.reference import Reference
+from sash.doctor.rows import (
+    ISOLATED,
+    SURVIVE,
+    crossed_finding,
+    foreign_losses,
+    only_edge,
+    own_losses,
+    rows_finding,
+)
+from sash.doctor.settings import CHUNK, chunk_finding, setting_findings
+from sash.doctor.timing import KERNELS, TIME, kernel_finding, time_finding
+from sash.doctor.watch import Probe, Watch
+from sash.engine.build import probe
+from sash.engine.runner import Runner, StepResult
+from sash.spec.config import EngineConfig
+from sash.spec.load import load_spec
+from sash.spec.locate import locate
+
+EXACT, CHUNK_EDGE = "exact", "chunk-edge"
+EXAMINED = (BOUNDED, COPIES, SURVIVE, EDGE, BY_POSITION, POSITIONS, EXACT, CHUNK_EDGE, ISOLATED, KERNELS, TIME)
+# Share of the rows behind the first window that must be off: single ones may be by rounding.
+_MANY = 0.1
+Say = Callable[[str], None]
+
+
+def _quiet(_stage: str) -> None:
+    pass
+
+
+def examine_model(model: str | os.PathLike[str], options: EngineConfig, say: Say = _quiet) -> list[Finding]:
+    """Check a model with these options. ``say`` is told what happens now.
+
+    Raises:
+        ModelError, ConfigError: the model or the options can't work.
+    """
+    name = os.fspath(model)
+    spec = load_spec(locate(name))
+    settings = setting_findings(spec, options.resolve(spec, probe(options.device)))
+    say("loading the model")
+    exam = prepare(name, options)
+    if isinstance(exam, str):
+        return [*settings, *(skipped(name, exam) for name in EXAMINED)]
+    return merged(settings, examine(exam, say))
+
+
+def merged(settings: list[Finding], examined: list[Finding]) -> list[Finding]:
+    """Both; where both have a check, what was seen counts."""
+    names = {f.name for f in examined}
+    return [*(f for f in settings if f.name not in names), *examined]
+
+
+def examine(exam: Exam, say: Say = _quiet) -> list[Finding]:
+    """Everything that running the engine shows."""
+    say("one request past its windows")
+    core, sizes = exam.core, exam.sizes
+    assert isinstance(core.runner, Runner)
+    runner, reference = core.runner, Reference.of(core.runner)
+    last = sizes.prompt + sizes.decoded - 2  # the last token's row is never computed
+    page = core.config.demand.page_size
+    sights = Sights([last, last - 1, last - page // 2 - 1])
+    copies = Copies(last)
+    (answer,), alone = exam.ask([(sizes.prompt, sizes.decoded)], _both(copies, sights))
+    if answer.error:
+        return [_broken(answer.error)]
+    memory = memory_finding(core.config, alone.notes, sizes.prompt, core.ledger)
+    copied = copy_finding(copies.found, alone, core.config.groups)
+    slots = alone.memories[_first_group(core.config.groups)].slot_of("exam-0")
+    positions = position_finding(runner, reference, answer.text, slots, sizes.longest)
+
+    say("requests side by side")
+    company, together = exam.ask(sizes.company)
+    say("a prompt in chunks")
+    prompts, chunked = exam.ask([(sizes.long, 1)]) if sizes.long else ([], None)
+    say("the dense reference")
+    watches = [alone, together, *([chunked] if chunked else [])]
+    masks = mask_findings(sights.found)
+    lost = own_losses(watches)
+    if _failed(masks[0]) and lost and only_edge(lost, core.config.groups):
+        lost = []
+    rows = rows_finding(lost, watches)
+    structural = [memory, copied, rows, *masks, positions]
+    scored = [errors(reference, a) for a in (answer, *company, *prompts)]
+    findings = [*structural, *_score_findings(exam, scored, company, together, structural)]
+    if _failed(copied) and alone.moved:
+        findings = _explained(findings, COPIES, (SURVIVE, EDGE, BY_POSITION, POSITIONS, EXACT, CHUNK_EDGE, ISOLATED))
+    if chunked is not None:
+        rows_seen = max(count for note in chunked.notes for _, _, count in note.items)
+        steps = f" ({sizes.long} tokens took {len(chunked.notes)} steps)"
+        findings.append(chunk_finding(exam.spec, rows_seen, steps))
+    say("where the time goes")
+    return [*findings, kernel_finding(exam), time_finding(exam)]
+
+
+def _score_findings(
+    exam: Exam, scored: list[Errors], company: list[Answer], together: Watch, structural: list[Finding]
+) -> list[Finding]:
+    """Scores past the window, at the edges of chunks and in company, each beside the dense reference."""
+    spans = [g.span for g in exam.core.config.groups if g.span.window]
+    within = min((span.window for span in spans), default=8)
+    alone, others, long = scored[0], scored[1 : 1 + len(company)], scored[1 + len(company) :]
+    floor = floor_of(scored, within)
+    root = next((f.name for f in structural if f.status is Status.FAIL), "")
+    exact = _exact_finding(alone, within, floor, root)
+    edge = _edge_finding(exam, long[0], floor, root) if long else skipped(CHUNK_EDGE, "no prompt has two chunks here")
+    crossed = foreign_losses(together)
+    if crossed:
+        return [exact, edge, crossed_finding(crossed)]
+    root = root or next((f.name for f in (exact, edge) if _failed(f)), "")
+    return [exact, edge, _company_finding(others, floor, root)]
+
+
+def _exact_finding(alone: Errors, within: int, floor: float, root: str) -> Finding:
+    off = departs(alone, within, len(alone.values), floor)
+    behind = len(alone.values) - within
+    worst, where = alone.worst(within, len(alone.values))
+    seen = (
+        f"scores of {len(alone.values)} positions beside a dense run without a cache: {floor:.1e} off in the first "
+        f"{within}, {worst:.1e} at most behind them (position {where})"
+    )
+    if len(off) <= _MANY * behind:
+        return ok(EXACT, seen)
+    if root:
+        return skipped(EXACT, f"explained by {root}: {seen}")
+    return Finding(
+        EXACT,
+        Status.FAIL,
+        f"{seen}; {len(off)} of {behind} are far off, from position {off[0]} on",
+        "past the window the engine computes something else than the model; rows, mask and positions look right, so "
+        "the attention itself is at fault",
+        "SASH_KERNELS=reference sash doctor MODEL tells whether the C++ kernels are at fault; then please report it",
+    )
+
+
+def _edge_finding(exam: Exam, long: Errors, floor: float, root: str) -> Finding:
+    chunk = exam.core.config.chunk
+    off = departs(long, chunk, len(long.values), floor)
+    behind = len(long.values) - chunk
+    seen = f"a prompt of {exam.sizes.long} tokens in chunks of {chunk}: {len(off)} of {behind} rows behind the edge are off"
+    if len(off) <= _MANY * behind:
+        return ok(CHUNK_EDGE, f"{seen} (rounding moves scores by {floor:.1e})")
+    if root:
+        return skipped(CHUNK_EDGE, f"explained by {root}: {seen}")
+    return Finding(
+        CHUNK_EDGE,
+        Status.FAIL,
+        f"{seen}, from position {off[0]} on",
+        "rows of the chunk before are lost at the edge: a chunk must see the window that ends where it starts",
+        "attend over the stored window and the chunk together, and write after that (sash.engine.step)",
+    )
+
+
+def _company_finding(others: list[Errors], floor: float, root: str) -> Finding:
+    count = sum(len(e.values) for e in others)
+    off = sum(len(departs(e, 0, len(e.values), floor)) for e in others)
+    seen = f"{len(others)} requests of different lengths side by side: {off} of {count} rows differ from running alone"
+    if off <= _MANY * count:
+        return ok(ISOLATED, f"{seen}, and none lost a row to another")
+    if root:
+        return skipped(ISOLATED, f"explained by {root}: {seen}")
+    return Finding(
+        ISOLATED,
+        Status.FAIL,
+        seen,
+        "requests of a batch mix: one reads rows or lengths of another",
+        "give each request its own length, table and segment (sash.engine.step)",
+    )
+
+
+def _both(*probes: Probe) -> Probe:
+    def run(watch: Watch, plan: object, sequences: object, result: StepResult) -> None:
+        for each in probes:
+            each(watch, plan, sequences, result)  # type: ignore[arg-type]
+
+    return run
+
+
+def _first_group(groups: tuple[object, ...]) -> int:
+    """The group of layer 0."""
+    return next(i for i, g in enumerate(groups) if 0 in g.layers)  # type: ignore[attr-defined]
+
+
+def _failed(finding: Finding) -> bool:
+    return finding.status is Status.FAIL
+
+
+def _explained(findings: list[Finding], by: str, names: tuple[str, ...]) -> list[Finding]:
+    return [
+        skipped(f.name, f"explained by {by}") if f.name in names and _failed(f) else f for f in findings
+    ]
+
+
+def _broken(error: str) -> Finding:
+    return Finding(
+        EXACT,
+        Status.FAIL,
+        f"a request of the exam ended with an error: {error}",
+        "the engine can't run this model as it is set up",
+        "sash generate MODEL --debug shows where",
+    )
+
+
+__all__ = ["CHUNK", "EXAMINED", "KERNELS", "TIME", "examine", "examine_model", "merged"]
