@@ -11,6 +11,7 @@ import typer.core
 from sash import __version__
 from sash.cli.bench import offline, ops, peers, render
 from sash.cli.chat import chat
+from sash.cli.doctor import doctor
 from sash.cli.export import export_tokenizer
 from sash.cli.generate import generate
 from sash.cli.inspect import inspect
@@ -68,6 +69,7 @@ app.command("generate", cls=SashCommand, context_settings=ALIASED, epilog=EXAMPL
 app.command("chat", cls=SashCommand, context_settings=ALIASED)(chat)
 app.command("serve", cls=SashCommand, context_settings=ALIASED)(serve)
 app.command("inspect", cls=SashCommand)(inspect)
+app.command("doctor", cls=SashCommand, context_settings=ALIASED)(doctor)
 app.command("export-tokenizer", cls=SashCommand)(export_tokenizer)
 app.add_typer(bench_app, name="bench")
 for command in (offline, peers, ops, render):

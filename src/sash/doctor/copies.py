@@ -44,6 +44,8 @@ class _Counter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__.endswith("_like") or func.overloadpacket.__name__.startswith("new_"):
+            return out  # takes a shape, reads nothing
         before = list(_tensors((args, kwargs or {})))
         for made in _tensors(out):
             if any(t.device != made.device for t in before):

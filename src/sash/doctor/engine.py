@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sash.doctor.copies import NAME as COPIES
 from sash.doctor.copies import Copies, copy_finding
 from sash.doctor.exact import Errors, departs, errors, floor_of
-from sash.doctor.exam import Answer, Exam, prepare
+from sash.doctor.exam import Exam, Factory, prepare
 from sash.doctor.finding import Finding, Status, ok, skipped
 from sash.doctor.mask import BY_POSITION, EDGE, Sights, mask_findings
 from sash.doctor.memory import NAME as BOUNDED
@@ -27,12 +27,13 @@ from sash.doctor.rows import (
 )
 from sash.doctor.settings import CHUNK, chunk_finding, setting_findings
 from sash.doctor.timing import KERNELS, TIME, kernel_finding, time_finding
-from sash.doctor.watch import Probe, Watch
-from sash.engine.build import probe
+from sash.doctor.watch import Loss, Probe, Watch
+from sash.engine.build import build_core, probe
 from sash.engine.runner import Runner, StepResult
 from sash.spec.config import EngineConfig
 from sash.spec.load import load_spec
 from sash.spec.locate import locate
+from sash.spec.model import ModelSpec
 
 EXACT, CHUNK_EDGE = "exact", "chunk-edge"
 EXAMINED = (BOUNDED, COPIES, SURVIVE, EDGE, BY_POSITION, POSITIONS, EXACT, CHUNK_EDGE, ISOLATED, KERNELS, TIME)
@@ -51,11 +52,15 @@ def examine_model(model: str | os.PathLike[str], options: EngineConfig, say: Say
     Raises:
         ModelError, ConfigError: the model or the options can't work.
     """
-    name = os.fspath(model)
-    spec = load_spec(locate(name))
+    spec = load_spec(locate(model))
+    return diagnose(spec, lambda small: build_core(model, small).core, options, say)
+
+
+def diagnose(spec: ModelSpec, factory: Factory, options: EngineConfig, say: Say = _quiet) -> list[Finding]:
+    """Check a model whose engines ``factory`` makes, with these options."""
     settings = setting_findings(spec, options.resolve(spec, probe(options.device)))
     say("loading the model")
-    exam = prepare(name, options)
+    exam = prepare(spec, factory, options)
     if isinstance(exam, str):
         return [*settings, *(skipped(name, exam) for name in EXAMINED)]
     return merged(settings, examine(exam, say))
@@ -73,34 +78,33 @@ def examine(exam: Exam, say: Say = _quiet) -> list[Finding]:
     core, sizes = exam.core, exam.sizes
     assert isinstance(core.runner, Runner)
     runner, reference = core.runner, Reference.of(core.runner)
-    last = sizes.prompt + sizes.decoded - 2  # the last token's row is never computed
-    page = core.config.demand.page_size
-    sights = Sights([last, last - 1, last - page // 2 - 1])
-    copies = Copies(last)
+    sights, copies = Sights(_queries(exam)), Copies(_last(exam))
     (answer,), alone = exam.ask([(sizes.prompt, sizes.decoded)], _both(copies, sights))
     if answer.error:
         return [_broken(answer.error)]
     memory = memory_finding(core.config, alone.notes, sizes.prompt, core.ledger)
     copied = copy_finding(copies.found, alone, core.config.groups)
+    masks = mask_findings(sights.found)
     slots = alone.memories[_first_group(core.config.groups)].slot_of("exam-0")
     positions = position_finding(runner, reference, answer.text, slots, sizes.longest)
+    structural = [memory, copied, *masks, positions]
+    if root := _uproots(structural, alone):
+        rest = [name for name in EXAMINED if name not in (memory.name, copied.name)]
+        return [memory, copied, *(skipped(name, f"explained by {root}") for name in rest)]
 
     say("requests side by side")
     company, together = exam.ask(sizes.company)
     say("a prompt in chunks")
     prompts, chunked = exam.ask([(sizes.long, 1)]) if sizes.long else ([], None)
     say("the dense reference")
-    watches = [alone, together, *([chunked] if chunked else [])]
-    masks = mask_findings(sights.found)
-    lost = own_losses(watches)
-    if _failed(masks[0]) and lost and only_edge(lost, core.config.groups):
-        lost = []
-    rows = rows_finding(lost, watches)
-    structural = [memory, copied, rows, *masks, positions]
+    apart = [alone, *([chunked] if chunked else [])]
+    crossed = foreign_losses(together, apart)
+    lost = own_losses(apart if crossed else [*apart, together])
+    if _failed(masks[0]) and only_edge([*lost, *crossed], core.config.groups):
+        lost, crossed = [], []
+    structural.insert(2, rows_finding(lost, [*apart, together]))
     scored = [errors(reference, a) for a in (answer, *company, *prompts)]
-    findings = [*structural, *_score_findings(exam, scored, company, together, structural)]
-    if _failed(copied) and alone.moved:
-        findings = _explained(findings, COPIES, (SURVIVE, EDGE, BY_POSITION, POSITIONS, EXACT, CHUNK_EDGE, ISOLATED))
+    findings = [*structural, *_score_findings(exam, scored, len(company), crossed, structural)]
     if chunked is not None:
         rows_seen = max(count for note in chunked.notes for _, _, count in note.items)
         steps = f" ({sizes.long} tokens took {len(chunked.notes)} steps)"
@@ -109,18 +113,43 @@ def examine(exam: Exam, say: Say = _quiet) -> list[Finding]:
     return [*findings, kernel_finding(exam), time_finding(exam)]
 
 
+def _last(exam: Exam) -> int:
+    """The last position of the request that runs alone: its last token's row is never computed."""
+    return exam.sizes.prompt + exam.sizes.decoded - 2
+
+
+def _queries(exam: Exam) -> list[int]:
+    """Positions that are looked at: the last ones, in different places of a page, and one before each ring wraps."""
+    last, demand = _last(exam), exam.core.config.demand
+    shapes = [demand.bound_shape(g.span.bind(exam.sizes.prompt)) for g in exam.core.config.groups if g.bounded]
+    wraps = [(shape.pin + shape.ring) * demand.page_size for shape in shapes]
+    return [last, last - 1, last - demand.page_size // 2 - 1, *(rows - 1 for rows in wraps)]
+
+
+def _uproots(structural: Sequence[Finding], alone: Watch) -> str:
+    """The fault after which nothing else can be judged, because rows lie elsewhere or pages are gone; or nothing."""
+    memory, copied = structural[:2]
+    if _failed(copied) and (alone.moved or alone.replaced):
+        return copied.name
+    grown = alone.notes[0].pool_bytes != alone.notes[-1].pool_bytes
+    lost = any(pool.held for pool in alone.core.ledger.stats())
+    return memory.name if _failed(memory) and (grown or lost) else ""
+
+
 def _score_findings(
-    exam: Exam, scored: list[Errors], company: list[Answer], together: Watch, structural: list[Finding]
+    exam: Exam, scored: list[Errors], company: int, crossed: list[Loss], structural: list[Finding]
 ) -> list[Finding]:
-    """Scores past the window, at the edges of chunks and in company, each beside the dense reference."""
+    """Scores past the window, at the edges of chunks and in company, each beside the dense reference.
+
+    ``scored``: of the request that ran alone, of ``company`` others, and of a long prompt if there was one.
+    """
     spans = [g.span for g in exam.core.config.groups if g.span.window]
     within = min((span.window for span in spans), default=8)
-    alone, others, long = scored[0], scored[1 : 1 + len(company)], scored[1 + len(company) :]
+    alone, others, long = scored[0], scored[1 : 1 + company], scored[1 + company :]
     floor = floor_of(scored, within)
-    root = next((f.name for f in structural if f.status is Status.FAIL), "")
+    root = next((f.name for f in structural if f.status is Status.FAIL and f.name != BOUNDED), "")
     exact = _exact_finding(alone, within, floor, root)
     edge = _edge_finding(exam, long[0], floor, root) if long else skipped(CHUNK_EDGE, "no prompt has two chunks here")
-    crossed = foreign_losses(together)
     if crossed:
         return [exact, edge, crossed_finding(crossed)]
     root = root or next((f.name for f in (exact, edge) if _failed(f)), "")
@@ -153,7 +182,8 @@ def _edge_finding(exam: Exam, long: Errors, floor: float, root: str) -> Finding:
     chunk = exam.core.config.chunk
     off = departs(long, chunk, len(long.values), floor)
     behind = len(long.values) - chunk
-    seen = f"a prompt of {exam.sizes.long} tokens in chunks of {chunk}: {len(off)} of {behind} rows behind the edge are off"
+    text = f"a prompt of {exam.sizes.long} tokens in chunks of {chunk}"
+    seen = f"{text}: {len(off)} of {behind} rows behind the edge are off"
     if len(off) <= _MANY * behind:
         return ok(CHUNK_EDGE, f"{seen} (rounding moves scores by {floor:.1e})")
     if root:
@@ -199,12 +229,6 @@ def _first_group(groups: tuple[object, ...]) -> int:
 
 def _failed(finding: Finding) -> bool:
     return finding.status is Status.FAIL
-
-
-def _explained(findings: list[Finding], by: str, names: tuple[str, ...]) -> list[Finding]:
-    return [
-        skipped(f.name, f"explained by {by}") if f.name in names and _failed(f) else f for f in findings
-    ]
 
 
 def _broken(error: str) -> Finding:

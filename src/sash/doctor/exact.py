@@ -1,4 +1,4 @@
-"""Scores beside the dense reference: within the first window they tell the engine's own rounding, behind it the truth."""
+"""Scores beside the dense reference: in the first window they tell the engine's own rounding, behind it the truth."""
 
 from __future__ import annotations
 
@@ -24,11 +24,6 @@ class Errors:
 
     values: tuple[float, ...]
 
-    def typical(self, start: int, end: int) -> float:
-        """Median over positions start … end - 1; NaN where there are none."""
-        part = sorted(v for v in self.values[start:end] if not math.isnan(v))
-        return part[len(part) // 2] if part else math.nan
-
     def worst(self, start: int, end: int) -> tuple[float, int]:
         """The largest and its position; (0, -1) where there are none."""
         part = [(v, i) for i, v in enumerate(self.values[start:end], start) if not math.isnan(v)]
@@ -48,16 +43,14 @@ def errors(reference: Reference, answer: Answer) -> Errors:
             continue
         theirs = row[torch.tensor(score.top_ids, device=row.device)].cpu()
         ours = torch.tensor(score.top_logprobs)
-        near = ours > ours.max() - _DEPTH
-        out.append(float((theirs - ours).abs()[near].max()))
+        near = ours >= ours.max() - _DEPTH
+        out.append(float((theirs - ours).abs()[near].max()) if near.any() else math.inf)  # none: they are no numbers
     return Errors(tuple(out))
 
 
 def departs(found: Errors, start: int, end: int, floor: float) -> list[int]:
     """Positions whose scores are off by far more than ``floor``, an error that the engine makes by rounding alone.
-
-    Single rows may be: only more than a tenth of them, and by the median too, is a fault.
-    """
+    Single rows may be."""
     limit = _TIMES * max(floor, _LEAST)
     return [i for i in range(start, min(end, len(found.values))) if found.values[i] > limit]
 

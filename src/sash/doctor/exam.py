@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from sash.doctor.rule import most_pages
 from sash.doctor.watch import Probe, Watch
-from sash.engine.build import build_core, probe
+from sash.engine.build import probe
 from sash.engine.core import EngineCore
 from sash.engine.messages import AddRequest
 from sash.spec.config import EngineConfig
 from sash.spec.groups import GroupSpec, group_layers
-from sash.spec.load import load_spec
-from sash.spec.locate import locate
 from sash.spec.machine import Machine
 from sash.spec.model import ModelSpec
 from sash.spec.sampling import SamplingParams, TokenLogprobs
@@ -154,31 +152,19 @@ def take(
 
 
 def random_text(vocab_size: int, count: int, seed: int) -> tuple[int, ...]:
-    """Token ids [count]; the same for the same seed. No two neighbours are alike."""
+    """Token ids [count]; the same for the same seed."""
     draw = random.Random(seed)
     return tuple(draw.randrange(vocab_size) for _ in range(count))
 
 
-def prepare(model: str, wanted: EngineConfig) -> Exam | str:
-    """An exam of a model, or why there can be none.
-
-    Raises:
-        ModelError, ConfigError: the model or the options can't work.
-    """
-    spec = load_spec(locate(model))
-
-    def factory(options: EngineConfig) -> EngineCore:
-        return build_core(model, options).core
-
-    return prepare_from(spec, factory, wanted)
-
-
-def prepare_from(spec: ModelSpec, factory: Factory, wanted: EngineConfig) -> Exam | str:
+def prepare(spec: ModelSpec, factory: Factory, wanted: EngineConfig) -> Exam | str:
     """An exam of a described model whose cores ``factory`` makes, or why there can be none."""
     groups = group_layers(spec)
     found = sizes(groups, wanted, spec.max_position)
     if found is None:
         window = max(g.span.window for g in groups)
-        return f"a window of {window} is not filled here: an exam fills at most {LONGEST_WINDOW} and the model's context"
+        return (
+            f"a window of {window} is not filled here: an exam fills at most {LONGEST_WINDOW} and the model's context"
+        )
     options = exam_options(spec, wanted, found.longest, probe(wanted.device))
     return Exam(factory(options), spec, found)

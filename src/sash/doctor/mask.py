@@ -105,7 +105,8 @@ def _differ(a: tuple[float, ...] | None, b: tuple[float, ...] | None) -> bool:
 @contextmanager
 def _disturbed(pool: KVPool, slot: int) -> Iterator[None]:
     """Another row in every layer: a key of zeros, so that it gets some weight, and values that are loud."""
-    before = [plane[:, :, slot].clone() for plane in pool.planes]
+    planes = pool.planes
+    before = [plane[:, :, slot].clone() for plane in planes]
     loud = min(_LOUD, torch.finfo(pool.v.dtype).max / 2) if pool.v.is_floating_point() else 127
     pool.k[:, :, slot] = 0
     pool.v[:, :, slot] = loud
@@ -114,7 +115,7 @@ def _disturbed(pool: KVPool, slot: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for plane, rows in zip(pool.planes, before, strict=True):
+        for plane, rows in zip(planes, before, strict=True):
             plane[:, :, slot] = rows
 
 
@@ -148,7 +149,7 @@ def _healthy(sights: Sequence[Sight]) -> list[Finding]:
         f"scores, the {sum(not s.seen for s in sights)} that it hides changed nothing",
     )
     if not windows:
-        return [skipped(EDGE, "the model has no windows"), by_position]
+        return [skipped(EDGE, "no row of a window is stored before its query"), by_position]
     parts = []
     for group in dict.fromkeys(s.group for s in windows):
         own = [s for s in windows if s.group == group and s.k >= group.span.sinks]
@@ -184,10 +185,11 @@ def _not_by_position(sights: Sequence[Sight], wrong: Sequence[Sight]) -> Finding
     ] * bool(shown)
     bounded = {s.group for s in wrong}
     own = [s for s in sights if s.group in bounded]
-    if all(s.agrees(s.group.span, by_slot=True) for s in own):
+    before = [s for s in own if s.q < min(s.q for s in wrong) and s.q_slot == s.q]
+    if all(s.agrees(s.group.span, by_slot=True) for s in own) or before:
         cause = (
-            f"the mask compares slots instead of positions: once the ring has wrapped, position {here[0].k} lies in "
-            f"slot {here[0].k_slot} and is judged as if it were position {here[0].k_slot}"
+            f"the mask compares slots instead of positions: {'all was right before the ring wrapped; ' * bool(before)}"
+            f"now position {here[0].k} lies in slot {here[0].k_slot} and is judged by that"
         )
     elif all(s.seen for s in own):
         cause = "no window is applied: every row that is still stored is seen"

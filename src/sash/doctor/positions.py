@@ -21,8 +21,9 @@ def position_finding(
     runner: Runner, reference: Reference, text: Sequence[int], slots: Mapping[int, int], length: int
 ) -> Finding:
     """Compare stored rows (position to slot) of a text with what its tokens' keys must be there."""
-    positions = sorted(p for p in slots if p < len(text))
-    positions = positions[-_MOST:]
+    positions = sorted(p for p in slots if p < len(text))[-_MOST:]
+    if not positions:
+        return skipped(NAME, "the first layer keeps no rows: its window is the query itself")
     wanted = reference.first_layer_keys([text[p] for p in positions], positions)
     if wanted is None:
         return skipped(NAME, "the first layer uses no positions")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -145,10 +146,8 @@ class Reference:
             raise _Caught
 
         device = self.decoder.device
-        try:
+        with suppress(_Caught):
             self.decoder.forward(torch.tensor(tokens, device=device), torch.tensor(positions, device=device), attend)
-        except _Caught:
-            pass
         return caught[0]
 
 

@@ -16,9 +16,11 @@ def own_losses(watches: Sequence[Watch]) -> list[Loss]:
     return [loss for watch in watches for loss in watch.losses if loss.by is None or loss.by[0] == loss.row[0]]
 
 
-def foreign_losses(watch: Watch) -> list[Loss]:
-    """Rows lost to another request."""
-    return [loss for loss in watch.losses if loss.by is not None and loss.by[0] != loss.row[0]]
+def foreign_losses(together: Watch, apart: Sequence[Watch]) -> list[Loss]:
+    """Rows lost to another request; and all that requests lose side by side where none is lost alone."""
+    if not any(watch.losses for watch in apart):
+        return together.losses
+    return [loss for loss in together.losses if loss.by is not None and loss.by[0] != loss.row[0]]
 
 
 def only_edge(losses: Sequence[Loss], groups: Sequence[GroupSpec]) -> bool:
@@ -48,12 +50,12 @@ def rows_finding(losses: Sequence[Loss], watches: Sequence[Watch]) -> Finding:
 def crossed_finding(losses: Sequence[Loss]) -> Finding:
     """Requests that run together share memory."""
     loss = losses[0]
-    by = loss.by or ("", -1)
+    how = f"was overwritten by position {loss.by[1]} of another" if loss.by else "was not stored in its own place"
     return Finding(
         ISOLATED,
         Status.FAIL,
-        f"{loss.group} layers, requests side by side: position {loss.row[1]} of one request was overwritten by position "
-        f"{by[1]} of another while the query at position {loss.at} still saw it; {len(losses)} rows in all",
+        f"{loss.group} layers, requests side by side: position {loss.row[1]} of one request {how} "
+        f"while the query at position {loss.at} sees it; {len(losses)} rows in all",
         "requests of a batch share a write pointer: each needs its own length and its own table",
         "compute slots from each request's own table and position (sash.engine.step), never from the batch's",
     )

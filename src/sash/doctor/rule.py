@@ -12,7 +12,7 @@ from sash.spec.span import Span, SpanKind
 
 
 def sees(span: Span, prompt_tokens: int, q: Any, k: Any) -> Any:
-    """Whether the query at position ``q`` sees the key at position ``k``: bool of whole numbers, or of tensors of them."""
+    """Whether the query at position ``q`` sees the key at position ``k``: whole numbers, or tensors of them."""
     causal, near = k <= q, q - k < span.window
     match span.kind:
         case SpanKind.FULL:

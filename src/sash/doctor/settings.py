@@ -24,6 +24,8 @@ _ENOUGH_ROWS = 512
 # A share of the requests that the same bytes could hold. The automatic split never falls below half of them: it
 # gives windows at most half of the budget beyond what full-length requests need.
 _GOOD_SHARE = 0.5
+# Pages that no request could ever take while another pool is short.
+_SPARE_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ def split_finding(pools: Sequence[PoolFacts], max_model_len: int, max_num_seqs: 
     seen = f"requests of {max_model_len} tokens that each pool holds: {told}; {max_num_seqs} may run at once"
     if len(pools) < 2:
         return ok(SPLIT, seen)
-    if have >= max_num_seqs or have >= _GOOD_SHARE * min(best, max_num_seqs):
+    spare = sum(max(p.pages - max_num_seqs * p.longest_pages, 0) * p.page_bytes for p in pools)
+    fair = have >= _GOOD_SHARE * min(best, max_num_seqs) and spare <= _SPARE_SHARE * total
+    if have >= max_num_seqs or fair:
         return ok(SPLIT, seen)
     idle = sum((p.pages - have * p.longest_pages) * p.page_bytes for p in pools) / total
     return Finding(
@@ -97,10 +101,10 @@ def window_used_finding(spec: ModelSpec, config: ResolvedConfig) -> Finding:
     demand = config.demand
     length, size = demand.max_model_len, demand.page_size
     whole = -(-length // size)
-    for group in groups:
-        need = most_pages(group.span, length, size, demand.slack) or whole
+    for group in groups if demand.hybrid_ratio < 1 else ():
+        need = min(most_pages(group.span, length, size, demand.slack) or whole, whole)
         have = demand.shape(group).pages(length)
-        if have > min(need, whole):
+        if have > need:
             option = "disable_hybrid_swa_memory" if demand.hybrid_ratio == 0 else "hybrid_kvcache_ratio"
             return Finding(
                 USED,
@@ -172,7 +176,9 @@ def reach_finding(spec: ModelSpec) -> Finding:
         return ok(REACH, f"every layer sees the whole text, up to {spec.max_position} tokens")
     if len(windows) < len(spec.layers):
         count = len(spec.layers) - len(windows)
-        return ok(REACH, f"{count} of {len(spec.layers)} layers see the whole text; the others the last {windows[0].window}")
+        return ok(
+            REACH, f"{count} of {len(spec.layers)} layers see the whole text; the others the last {windows[0].window}"
+        )
     chunked = any(span.kind is SpanKind.CHUNKED for span in windows)
     most = sum(span.window - 1 for span in windows)
     sinks = max(span.sinks for span in windows)
@@ -193,7 +199,9 @@ def reference_finding(spec: ModelSpec, config: ResolvedConfig) -> Finding:
     grows = [g for g in config.groups if not g.bounded]
     if not grows:
         return ok(REFERENCE, "not needed: every layer has a window")
-    return ok(REFERENCE, f"not set: {', '.join(g.name for g in grows)} layers keep every token, as the model was trained")
+    return ok(
+        REFERENCE, f"not set: {', '.join(g.name for g in grows)} layers keep every token, as the model was trained"
+    )
 
 
 def short_finding(spec: ModelSpec, config: ResolvedConfig) -> Finding:
@@ -201,7 +209,9 @@ def short_finding(spec: ModelSpec, config: ResolvedConfig) -> Finding:
     window = min([g.span.window for g in config.groups if g.bounded], default=0)
     if not window:
         return skipped(SHORT, "the model has no windows")
-    return ok(SHORT, f"texts up to {window} tokens cost what they would cost with full attention; the gain starts there")
+    return ok(
+        SHORT, f"texts up to {window} tokens cost what they would cost with full attention; the gain starts there"
+    )
 
 
 def asked_split(options: EngineConfig) -> str:

@@ -93,7 +93,8 @@ def kernel_finding(exam: Exam) -> Finding:
     module, note = native.load()
     threads, processors = torch.get_num_threads(), _processors()
     forced = os.environ.get("SASH_KERNELS")
-    seen = f"{runner.op_by_op or 'C++ kernels, whole steps'}; {config.dtype}, weights {config.quantization}, {threads} threads"
+    what = runner.op_by_op or "C++ kernels, whole steps"
+    seen = f"{what}; {config.dtype}, weights {config.quantization}, {threads} threads"
     if threads > processors:
         return Finding(
             KERNELS,

@@ -93,6 +93,8 @@ class Watch:
     def run(self, plan: StepPlan, sequences: dict[str, Sequence]) -> StepResult:
         """Run the step and look at the memory."""
         self._prompts |= {item.request_id: sequences[item.request_id].prompt_tokens for item in plan.items}
+        for group, memory in enumerate(self.memories):
+            self._clear(plan, group, memory)
         result = self.inner.run(plan, sequences)
         for group, memory in enumerate(self.memories):
             self._look(plan, group, memory)
@@ -100,6 +102,16 @@ class Watch:
         if self._probe is not None:
             self._probe(self, plan, sequences, result)
         return result
+
+    @staticmethod
+    def _clear(plan: StepPlan, group: int, memory: Memory) -> None:
+        """Empty the places that single rows will take, so that a row like the one before is seen to be stored. A single
+        row is stored before anything attends, so nobody misses what was there; a chunk's places may still be read."""
+        if all(item.count == 1 for item in plan.items):
+            for item in plan.items:
+                for slot in places(item.tables[group], item).values():
+                    memory.pool.layers[0].k[:, slot] = 0
+                    memory.seen[:, slot] = 0
 
     def _where(self) -> list[int]:
         return [plane.data_ptr() for pool in self.inner.pools for plane in (pool.k, pool.v)]
