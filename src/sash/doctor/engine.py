@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from sash.doctor.copies import NAME as COPIES
 from sash.doctor.copies import Copies, copy_finding
-from sash.doctor.exact import Errors, departs, errors, floor_of
+from sash.doctor.exact import Errors, Floor, departs, errors, floor_of
 from sash.doctor.exam import Exam, Factory, prepare
 from sash.doctor.finding import Finding, Status, ok, skipped
 from sash.doctor.mask import BY_POSITION, EDGE, Sights, mask_findings
@@ -37,8 +37,8 @@ from sash.spec.model import ModelSpec
 
 EXACT, CHUNK_EDGE = "exact", "chunk-edge"
 EXAMINED = (BOUNDED, COPIES, SURVIVE, EDGE, BY_POSITION, POSITIONS, EXACT, CHUNK_EDGE, ISOLATED, KERNELS, TIME)
-# Share of the rows behind the first window that must be off: single ones may be by rounding.
-_MANY = 0.1
+# Scores that are typically off by more than this many nats are no rounding of 8-bit weights.
+_WILD = 2.0
 Say = Callable[[str], None]
 
 
@@ -156,36 +156,38 @@ def _score_findings(
     return [exact, edge, _company_finding(others, floor, root)]
 
 
-def _exact_finding(alone: Errors, within: int, floor: float, root: str) -> Finding:
+def _exact_finding(alone: Errors, within: int, floor: Floor, root: str) -> Finding:
     off = departs(alone, within, len(alone.values), floor)
-    behind = len(alone.values) - within
     worst, where = alone.worst(within, len(alone.values))
     seen = (
-        f"scores of {len(alone.values)} positions beside a dense run without a cache: {floor:.1e} off in the first "
-        f"{within}, {worst:.1e} at most behind them (position {where})"
+        f"scores of {len(alone.values)} positions beside a dense run without a cache: typically {floor.typical:.1e} "
+        f"off in the first {within}, at most {worst:.1e} behind them (position {where})"
     )
-    if len(off) <= _MANY * behind:
+    fix = "SASH_KERNELS=reference sash doctor MODEL tells whether the C++ kernels are at fault; then please report it"
+    if floor.typical > _WILD:
+        cause = "the engine computes something else than the model, even where windows hide nothing"
+        return skipped(EXACT, f"explained by {root}: {seen}") if root else Finding(EXACT, Status.FAIL, seen, cause, fix)
+    if not off:
         return ok(EXACT, seen)
     if root:
         return skipped(EXACT, f"explained by {root}: {seen}")
     return Finding(
         EXACT,
         Status.FAIL,
-        f"{seen}; {len(off)} of {behind} are far off, from position {off[0]} on",
+        f"{seen}; {len(off)} of {len(alone.values) - within} are far off, from position {off[0]} on",
         "past the window the engine computes something else than the model; rows, mask and positions look right, so "
         "the attention itself is at fault",
-        "SASH_KERNELS=reference sash doctor MODEL tells whether the C++ kernels are at fault; then please report it",
+        fix,
     )
 
 
-def _edge_finding(exam: Exam, long: Errors, floor: float, root: str) -> Finding:
+def _edge_finding(exam: Exam, long: Errors, floor: Floor, root: str) -> Finding:
     chunk = exam.core.config.chunk
     off = departs(long, chunk, len(long.values), floor)
-    behind = len(long.values) - chunk
     text = f"a prompt of {exam.sizes.long} tokens in chunks of {chunk}"
-    seen = f"{text}: {len(off)} of {behind} rows behind the edge are off"
-    if len(off) <= _MANY * behind:
-        return ok(CHUNK_EDGE, f"{seen} (rounding moves scores by {floor:.1e})")
+    seen = f"{text}: {len(off)} of {len(long.values) - chunk} rows behind the edge are off"
+    if not off:
+        return ok(CHUNK_EDGE, f"{seen} (rounding moves scores by {floor.typical:.1e})")
     if root:
         return skipped(CHUNK_EDGE, f"explained by {root}: {seen}")
     return Finding(
@@ -197,18 +199,18 @@ def _edge_finding(exam: Exam, long: Errors, floor: float, root: str) -> Finding:
     )
 
 
-def _company_finding(others: list[Errors], floor: float, root: str) -> Finding:
-    count = sum(len(e.values) for e in others)
+def _company_finding(others: list[Errors], floor: Floor, root: str) -> Finding:
     off = sum(len(departs(e, 0, len(e.values), floor)) for e in others)
-    seen = f"{len(others)} requests of different lengths side by side: {off} of {count} rows differ from running alone"
-    if off <= _MANY * count:
+    count = sum(len(e.values) for e in others)
+    seen = f"{len(others)} requests of different lengths side by side: {off} of {count} rows are off"
+    if not off:
         return ok(ISOLATED, f"{seen}, and none lost a row to another")
     if root:
         return skipped(ISOLATED, f"explained by {root}: {seen}")
     return Finding(
         ISOLATED,
         Status.FAIL,
-        seen,
+        f"{seen}, and none alone",
         "requests of a batch mix: one reads rows or lengths of another",
         "give each request its own length, table and segment (sash.engine.step)",
     )

@@ -15,7 +15,9 @@ from sash.doctor.reference import Reference
 _DEPTH = 12.0
 # Rounding of 8-bit engines; a wrong mask or angle moves scores by more.
 _LEAST = 1e-3
-_TIMES = 6.0
+_TIMES, _TIMES_TYPICAL = 6.0, 3.0
+# Share of the rows that must be far off: single ones may be by rounding.
+_MANY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +50,28 @@ def errors(reference: Reference, answer: Answer) -> Errors:
     return Errors(tuple(out))
 
 
-def departs(found: Errors, start: int, end: int, floor: float) -> list[int]:
-    """Positions whose scores are off by far more than ``floor``, an error that the engine makes by rounding alone.
-    Single rows may be."""
-    limit = _TIMES * max(floor, _LEAST)
-    return [i for i in range(start, min(end, len(found.values))) if found.values[i] > limit]
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What an engine's rounding alone makes of scores: the error of a typical row, and of a bad one."""
+
+    typical: float
+    high: float
 
 
-def floor_of(several: Sequence[Errors], end: int) -> float:
-    """The rounding error of the first ``end`` positions, where window and full attention are the same: a high one."""
+def floor_of(several: Sequence[Errors], end: int) -> Floor:
+    """From the first ``end`` positions, where a window and full attention are the same."""
     values = sorted(v for e in several for v in e.values[:end] if not math.isnan(v))
-    return values[int(0.9 * (len(values) - 1))] if values else 0.0
+    if not values:
+        return Floor(0.0, 0.0)
+    return Floor(values[len(values) // 2], values[int(0.9 * (len(values) - 1))])
+
+
+def departs(found: Errors, start: int, end: int, floor: Floor) -> list[int]:
+    """Positions start … end - 1 whose scores are far off, if they are so many, or the typical one is so far off, that
+    rounding can't have done it; else none."""
+    rows = [i for i in range(start, min(end, len(found.values))) if not math.isnan(found.values[i])]
+    far = [i for i in rows if found.values[i] > _TIMES * max(floor.high, _LEAST)]
+    if len(far) > _MANY * len(rows):
+        return far
+    off = [i for i in rows if found.values[i] > _TIMES_TYPICAL * max(floor.typical, _LEAST)]
+    return off if 2 * len(off) > len(rows) else []

@@ -160,7 +160,7 @@ def _kernels(log: Log) -> Finding:
 
 
 def _rejected(log: Log) -> Finding:
-    statuses = Counter(int(e["status"]) for e in log.of("request") if _number(e.get("status")))
+    statuses = Counter(int(e["status"]) for e in _asked(log) if _number(e.get("status")))
     bad = {status: count for status, count in sorted(statuses.items()) if status >= 400 and status != 499}
     ignored = sorted({str(e) for e in log.saying(" is ignored")})
     told = [f"{count} × {status} ({_REASONS.get(status, ('refused', ''))[0]})" for status, count in bad.items()]
@@ -213,11 +213,7 @@ def _fix_of(reason: str) -> str:
 
 
 def _durations(log: Log) -> list[Finding]:
-    done = [
-        e
-        for e in log.of("request")
-        if _number(e.get("duration_s")) and str(e.get("path", "")).startswith("/v1/") and e.get("method") == "POST"
-    ]
+    done = [e for e in _asked(log) if _number(e.get("duration_s")) and e.get("status") == 200]
     if not done:
         return [skipped(LATENCY, "the log has no answers"), skipped(SLOW, "the log has no answers")]
     times = sorted(float(e["duration_s"]) for e in done)
@@ -240,6 +236,11 @@ def _durations(log: Log) -> list[Finding]:
             "sash doctor --url URL --symptom slow tells who waits and for what; bound answers with max_tokens",
         ),
     ]
+
+
+def _asked(log: Log) -> list[Mapping[str, Any]]:
+    """Lines of requests for tokens; others, such as a balancer's, may be refused by design."""
+    return [e for e in log.of("request") if str(e.get("path", "")).startswith("/v1/") and e.get("method") == "POST"]
 
 
 def _number(value: object) -> bool:

@@ -9,7 +9,7 @@ from typing import Protocol
 from sash.doctor.finding import Finding, Status, ok, skipped
 
 LATENCY, RECALL, LINE = "latency", "recall", "memory-line"
-# Words of one token in most vocabularies, so that lengths come out nearly as wanted.
+# Words of one token in most vocabularies.
 _TEXT = "the river runs past old stone houses and the people there talk about rain and bread and horses"
 _CODE = "7 4 1 9"
 _ANSWER = 8
@@ -28,6 +28,10 @@ class Timed:
 class Outside(Protocol):
     """An engine that answers texts."""
 
+    @property
+    def tokens_per_word(self) -> float:
+        """Of ``filler``."""
+
     def timed(self, prompt: str, max_tokens: int) -> Timed:
         """Answer greedily and take the time."""
 
@@ -35,8 +39,9 @@ class Outside(Protocol):
         """Answer greedily."""
 
 
-def filler(words: int) -> str:
-    """A text of so many words."""
+def filler(tokens: int, tokens_per_word: float = 1.0) -> str:
+    """A text of about so many tokens."""
+    words = max(int(tokens / tokens_per_word), 1)
     text = _TEXT.split()
     return " ".join(text[i % len(text)] for i in range(words))
 
@@ -45,7 +50,7 @@ def latency_finding(engine: Outside, lengths: Sequence[int], repeats: int = 2) -
     """Time by length of the prompt. A token of a long text may cost more; ten times as much is told."""
     found = []
     for length in lengths:
-        runs = [engine.timed(f"{n} {filler(length)}", 2 * _ANSWER) for n in range(repeats)]
+        runs = [engine.timed(f"{n} {filler(length, engine.tokens_per_word)}", 2 * _ANSWER) for n in range(repeats)]
         found.append(min(runs, key=lambda t: t.per_token_s))
     told = "; ".join(
         f"{t.prompt_tokens} tokens: first after {t.first_s * 1000:.0f} ms, then {t.per_token_s * 1000:.1f} ms each"
@@ -81,15 +86,15 @@ def line_finding(found: Sequence[Timed], window: int | None) -> Finding:
 
 
 def recall_finding(engine: Outside, near: int, far: int, what: str) -> Finding:
-    """Whether a fact is found ``near`` words and ``far`` words back. ``what`` tells what lies between the two.
+    """Whether a fact is found ``near`` tokens and ``far`` tokens back. ``what`` tells what lies between the two.
 
     A model that can't repeat a fact from nearby tells nothing by failing at a distance.
     """
     hits = {}
-    for words in (near, far):
-        prompt = f"The code is {_CODE}. {filler(words)}. Remember: the code is"
-        hits[words] = _CODE.replace(" ", "") in engine.answer(prompt, 12).replace(" ", "")
-    seen = ", ".join(f"{words} words back: {'found' if hit else 'not found'}" for words, hit in hits.items())
+    for distance in (near, far):
+        prompt = f"The code is {_CODE}. {filler(distance, engine.tokens_per_word)}. Remember: the code is"
+        hits[distance] = _CODE.replace(" ", "") in engine.answer(prompt, 12).replace(" ", "")
+    seen = ", ".join(f"{tokens} tokens back: {'found' if hit else 'not found'}" for tokens, hit in hits.items())
     if not hits[near]:
         return skipped(RECALL, f"a fact {seen}; this model repeats no fact even from nearby, so distance tells nothing")
     if hits[far]:

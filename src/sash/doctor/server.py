@@ -13,7 +13,7 @@ from typing import Any
 from sash.doctor.client import Client, Reply, ServerError
 from sash.doctor.finding import Finding, Status, ok, skipped
 from sash.doctor.outside import LATENCY, LINE, RECALL, Timed, filler, latency_finding, line_finding, recall_finding
-from sash.doctor.statistics import grown_finding, stats_findings
+from sash.doctor.statistics import grown_finding, stats_findings, work_findings
 
 ALIVE, ISOLATED, BOUNDED = "alive", "batch-isolated", "cache-bounded"
 Say = Callable[[str], None]
@@ -30,6 +30,14 @@ class Speaker:
 
     client: Client
     model: str
+    tokens_per_word: float = 1.0
+
+    @classmethod
+    def of(cls, client: Client, model: str) -> Speaker:
+        """One that knows how many tokens a word takes there, where the server tells."""
+        words = 40
+        usage = cls(client, model).whole(filler(words), 1).get("usage") or {}
+        return cls(client, model, max(int(usage.get("prompt_tokens") or words) / words, 1.0))
 
     def body(self, prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
         """A greedy completion."""
@@ -53,11 +61,20 @@ class Speaker:
         Raises:
             ServerError: there is none.
         """
+        choice: dict[str, Any] = self.whole(prompt, max_tokens, **more)["choices"][0]
+        return choice
+
+    def whole(self, prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
+        """An answer's body.
+
+        Raises:
+            ServerError: there is none.
+        """
         reply = self.client.call("/v1/completions", self.body(prompt, max_tokens, **more))
         if reply.status != 200 or not isinstance(reply.body, dict) or not reply.body.get("choices"):
             raise ServerError(f"{self.client.url}/v1/completions answered {reply.status}: {str(reply.body)[:300]}")
-        choice: dict[str, Any] = reply.body["choices"][0]
-        return choice
+        body: dict[str, Any] = reply.body
+        return body
 
 
 def examine_server(client: Client, say: Say = lambda _: None) -> list[Finding]:
@@ -75,13 +92,17 @@ def examine_server(client: Client, say: Say = lambda _: None) -> list[Finding]:
     if stats["state"] != "ready":
         return [_not_ready(client, stats)]
     alive = ok(ALIVE, f"sash {stats['versions'].get('sash', '')} at {client.url}, {stats['model']['names'][0]}: ready")
-    speaker = Speaker(client, stats["model"]["names"][0])
+    speaker = Speaker.of(client, stats["model"]["names"][0])
     window = max((p["window"] for p in stats["engine"]["pools"]), default=0)
     limit = stats["model"]["max_model_len"]
     findings = [alive, *stats_findings(stats)]
     say("one answer past the windows")
-    findings.append(_watched(speaker, stats, min(max(window + 64, 256), max(limit - _ANSWER - 8, 8))))
-    return [*findings, *_outside(speaker, window or None, limit, say)]
+    answer = min(_ANSWER, limit // 3)
+    findings.append(_watched(speaker, stats, min(max(window + 64, 256), max(limit - answer - 64, 8)), answer))
+    outside, _ = _outside(speaker, window or None, limit, say)
+    after = _stats(client)
+    work = [] if after is None or after["engine"] is None else work_findings(after)
+    return [*findings, *outside, *work]
 
 
 def _stats(client: Client) -> dict[str, Any] | None:
@@ -105,11 +126,12 @@ def _not_ready(client: Client, stats: Mapping[str, Any]) -> Finding:
     )
 
 
-def _watched(speaker: Speaker, before: Mapping[str, Any], words: int) -> Finding:
+def _watched(speaker: Speaker, before: Mapping[str, Any], prompt: int, answer_tokens: int) -> Finding:
     """Look at the pools while one answer passes the windows."""
     looks: list[Mapping[str, Any]] = []
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(speaker.complete, filler(words), _ANSWER, ignore_eos=True)
+        text = filler(prompt, speaker.tokens_per_word)
+        answer = pool.submit(speaker.complete, text, answer_tokens, ignore_eos=True)
         while not answer.done():
             stats = _stats(speaker.client)
             if stats is not None and stats["engine"] is not None:
@@ -120,20 +142,17 @@ def _watched(speaker: Speaker, before: Mapping[str, Any], words: int) -> Finding
     return grown_finding(before, looks, _stats(speaker.client))
 
 
-def _outside(speaker: Speaker, window: int | None, limit: int | None, say: Say) -> list[Finding]:
-    """What any server shows."""
-    longest = max(32, min(limit or 4096, 4096) * 6 // 10)
+def _outside(speaker: Speaker, window: int | None, limit: int | None, say: Say) -> tuple[list[Finding], list[Timed]]:
+    """What any server shows; and the times by length."""
+    longest = max(32, min(limit or 4096, 4096) * 6 // 10 - 64)
     lengths = sorted({32, min(512, longest), longest})
     say("latency by length")
     latency, times = latency_finding(speaker, lengths)
     say("recall and company")
-    far = max(min(2 * window if window else longest, longest), 48)
+    far = min(2 * window, longest) if window else longest
     what = f"the window is {window}" if window else "no window is told"
     recall = recall_finding(speaker, 16, far, what)
-    findings = [latency, recall, _company(speaker)]
-    if window is None:
-        findings.append(line_finding(times, window))
-    return findings
+    return [latency, recall, _company(speaker)], times
 
 
 def _foreign(client: Client, models: Reply, say: Say) -> list[Finding]:
@@ -145,11 +164,9 @@ def _foreign(client: Client, models: Reply, say: Say) -> list[Finding]:
     entry = models.body["data"][0]
     limit = entry.get("max_model_len")
     alive = ok(ALIVE, f"{client.url} serves {entry['id']}; it is not sash, so only its outside is seen")
-    findings = _outside(Speaker(client, entry["id"]), None, limit if isinstance(limit, int) else None, say)
+    findings, times = _outside(Speaker.of(client, entry["id"]), None, limit if isinstance(limit, int) else None, say)
     usage = _told_usage(client)
-    if usage:
-        findings = [ok(LINE, usage) if f.name == LINE else f for f in findings]
-    return [alive, *findings]
+    return [alive, *findings, ok(LINE, usage) if usage else line_finding(times, None)]
 
 
 def _told_usage(client: Client) -> str:
@@ -168,7 +185,8 @@ def _told_usage(client: Client) -> str:
 
 def _company(speaker: Speaker) -> Finding:
     """The first tokens' log-probabilities of one prompt, alone and beside others."""
-    prompt = f"Once upon a time, {filler(40)}"
+    ratio = speaker.tokens_per_word
+    prompt = f"Once upon a time, {filler(40, ratio)}"
 
     def ask(text: str) -> list[float]:
         scores = speaker.complete(text, 4, logprobs=1).get("logprobs") or {}
@@ -179,7 +197,7 @@ def _company(speaker: Speaker) -> Finding:
         if not alone:
             return skipped(ISOLATED, "the server tells no log-probabilities")
         with ThreadPoolExecutor(4) as pool:
-            others = [pool.submit(ask, f"{n} {filler(20 * n)}") for n in range(1, 4)]
+            others = [pool.submit(ask, f"{n} {filler(20 * n, ratio)}") for n in range(1, 4)]
             beside = pool.submit(ask, prompt).result()
             for other in others:
                 other.result()

@@ -38,9 +38,12 @@ def stats_findings(stats: Stats) -> list[Finding]:
         _queue(stats),
         _preemptions(engine),
         _rejected(stats["requests"]),
-        _failures(stats),
-        _time(stats),
     ]
+
+
+def work_findings(stats: Stats) -> list[Finding]:
+    """What the work since the start tells, that of a probe among it."""
+    return [_failures(stats), _time(stats)]
 
 
 def pool_facts(engine: Mapping[str, Any]) -> list[PoolFacts]:
@@ -163,23 +166,20 @@ def _time(stats: Stats) -> Finding:
 
 
 def grown_finding(before: Stats, looks: Sequence[Stats], after: Stats | None) -> Finding:
-    """Pages of requests while one answer grew, and after it."""
-    series: dict[str, list[int]] = {}
-    for look in looks:
-        for pool in look["engine"]["pools"]:
-            series.setdefault(pool["name"], []).append(max(pool["requests"].values(), default=0))
-    if not any(any(pages) for pages in series.values()):
+    """Pages of one request while its answer grew, and after it."""
+    held_most = _held_most(before, looks, after)
+    if not held_most:
         return skipped(BOUNDED, "no look at the pools fell into the answer")
     engine = before["engine"]
     told = []
     for pool in engine["pools"]:
-        pages, limit = series[pool["name"]], _limit(pool, engine["max_model_len"])
-        told.append(f"{pool['name']} {pages[-1] or max(pages)} of at most {pool['longest_pages']} pages")
-        if limit is not None and max(pages) > limit:
+        pages, limit = held_most.get(pool["name"], 0), _limit(pool, engine["max_model_len"])
+        told.append(f"{pool['name']} {pages} of at most {pool['longest_pages']} pages")
+        if limit is not None and pages > limit:
             return Finding(
                 BOUNDED,
                 Status.FAIL,
-                f"{pool['name']} layers ({pool['span']}): one request held {max(pages)} pages, and {limit} would do",
+                f"{pool['name']} layers ({pool['span']}): one request held {pages} pages, and {limit} would do",
                 "pages that no later query can see are kept: the cache grows in a line with the text",
                 "start without --disable-hybrid-swa-memory; else sash doctor MODEL --symptom memory shows more",
             )
@@ -195,6 +195,19 @@ def grown_finding(before: Stats, looks: Sequence[Stats], after: Stats | None) ->
             )
     resident = _resident(before, after)
     return ok(BOUNDED, f"one answer held: {', '.join(told)}; all came back{resident}")
+
+
+def _held_most(before: Stats, looks: Sequence[Stats], after: Stats | None) -> dict[str, int]:
+    """Most pages of a request by pool, as seen; of an answer that was too quick to be seen what the pools' peaks tell."""
+    seen: dict[str, int] = {}
+    for pool in (pool for look in looks for pool in look["engine"]["pools"]):
+        seen[pool["name"]] = max(seen.get(pool["name"], 0), *pool["requests"].values(), 0)
+    if any(seen.values()):
+        return seen
+    if after is None or after["engine"] is None or before["engine"]["running"]:
+        return {}
+    pairs = zip(before["engine"]["pools"], after["engine"]["pools"], strict=True)
+    return {b["name"]: b["peak_pages"] for a, b in pairs if b["peak_pages"] > a["peak_pages"]}
 
 
 def _resident(before: Stats, after: Stats | None) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from sash.doctor.finding import Finding, Status, ok
-from sash.doctor.outside import LINE, Timed, latency_finding, line_finding, recall_finding
+from sash.doctor.outside import LINE, Timed, filler, latency_finding, line_finding, recall_finding
 from sash.spec.errors import ConfigError, ModelError
 
 BOUNDED, USED = "cache-bounded", "window-used"
@@ -24,6 +25,11 @@ class Theirs:
     model: Any
     tokenizer: Any
 
+    @property
+    def tokens_per_word(self) -> float:
+        """Of the filler."""
+        return max(self._ids(filler(40)).shape[1] / 40, 1.0)
+
     def _ids(self, prompt: str) -> torch.Tensor:
         ids: torch.Tensor = self.tokenizer(prompt, return_tensors="pt").input_ids
         return ids
@@ -31,10 +37,14 @@ class Theirs:
     @torch.inference_mode()
     def _steps(self, ids: torch.Tensor, count: int) -> tuple[list[int], list[float], Any]:
         """Greedy tokens, the times at which they came, and the cache."""
-        tokens, times, cache = list[int](), list[float](), None
+        import transformers
+
+        tokens, times = list[int](), list[float]()
+        cache = transformers.DynamicCache(config=self.model.config)
+        # Newer versions call it so.
+        name = "cache" if "cache" in signature(type(self.model).forward).parameters else "past_key_values"
         for _ in range(count):
-            out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache, ids = out.past_key_values, out.logits[:, -1:].argmax(-1)
+            ids = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{name: cache}).logits[:, -1:].argmax(-1)
             tokens.append(int(ids))
             times.append(time.perf_counter())
         return tokens, times, cache
