@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from tests.cli.scripted import Run
 from tests.cli.test_inspect import CONFIG
 
@@ -14,6 +16,12 @@ from sash.doctor.finding import Finding, Status, ok
 from sash.spec.config import EngineConfig
 
 BAD = Finding("mask-edge", Status.FAIL, "distance 8 is seen", "off by one", "mend it")
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

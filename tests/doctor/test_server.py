@@ -52,7 +52,7 @@ def test_a_healthy_server(found: dict[str, Finding]) -> None:
     assert {f.name: f.evidence for f in found.values() if f.status in (Status.WARN, Status.FAIL)} == {}
     # A random model repeats no fact.
     assert [f.name for f in found.values() if f.status is Status.SKIPPED] == ["recall"]
-    assert "window 3 of at most 3 pages" in found["cache-bounded"].evidence
+    assert "window 2 of at most 2 pages" in found["cache-bounded"].evidence
     assert "all came back" in found["cache-bounded"].evidence
 
 

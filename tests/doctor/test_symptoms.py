@@ -38,10 +38,17 @@ def test_exit_code() -> None:
 
 def test_text_and_document() -> None:
     text = as_text([ok("reach", "far"), BAD, skipped("recall", "no model")], "tiny")
-    assert "FAIL  mask-edge" in text and text.index("distance 7 is seen") < text.index("cause: off by one")
-    assert text.index("cause: off by one") < text.index("fix: mend it")
+    parts = [
+        "FAIL mask-edge",
+        "evidence  distance 7 is seen",
+        "cause     off by one",
+        "fix       mend it",
+        "ok   reach",
+    ]
+    assert [part for part in parts if part not in text] == []
+    assert sorted(parts, key=text.index) == parts
     assert text.endswith("2 checks, 1 found something: mask-edge. Begin with the first.")
-    assert summary([ok("reach", "far")]) == "1 checks, nothing wrong."
+    assert summary([ok("reach", "far")]) == "1 check, nothing wrong."
     document = as_document([BAD], "tiny")
     assert document["exit_code"] == 1 and document["subject"] == "tiny"
     assert document["findings"] == [

@@ -105,9 +105,11 @@ def _of_model(model: str, engine: EngineOptions, say: Say) -> list[Finding]:
 
     import structlog
 
-    # The engine's own lines would stand between the findings.
-    if not structlog.is_configured():
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    # What the engine tells as it starts is found by checks; its defects go to standard error.
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+    )
     from sash.doctor.engine import examine_model
 
     return examine_model(model, options, say)

@@ -93,7 +93,7 @@ def examine(exam: Exam, say: Say = _quiet) -> list[Finding]:
         return [memory, copied, *(skipped(name, f"explained by {root}") for name in rest)]
 
     say("requests side by side")
-    company, together = exam.ask(sizes.company)
+    company, together = exam.ask(sizes.company, score_prompts=False)
     say("a prompt in chunks")
     prompts, chunked = exam.ask([(sizes.long, 1)]) if sizes.long else ([], None)
     say("the dense reference")
@@ -160,8 +160,8 @@ def _exact_finding(alone: Errors, within: int, floor: Floor, root: str) -> Findi
     off = departs(alone, within, len(alone.values), floor)
     worst, where = alone.worst(within, len(alone.values))
     seen = (
-        f"scores of {len(alone.values)} positions beside a dense run without a cache: typically {floor.typical:.1e} "
-        f"off in the first {within}, at most {worst:.1e} behind them (position {where})"
+        f"log-probabilities of {alone.count} positions beside a dense run without a cache: typically {floor.typical:.2g} "
+        f"apart in the first {within} (rounding), at most {worst:.2g} behind them (position {where})"
     )
     fix = "SASH_KERNELS=reference sash doctor MODEL tells whether the C++ kernels are at fault; then please report it"
     if floor.typical > _WILD:
@@ -174,7 +174,7 @@ def _exact_finding(alone: Errors, within: int, floor: Floor, root: str) -> Findi
     return Finding(
         EXACT,
         Status.FAIL,
-        f"{seen}; {len(off)} of {len(alone.values) - within} are far off, from position {off[0]} on",
+        f"{seen}; {len(off)} of those behind are far off, from position {off[0]} on",
         "past the window the engine computes something else than the model; rows, mask and positions look right, so "
         "the attention itself is at fault",
         fix,
@@ -185,9 +185,9 @@ def _edge_finding(exam: Exam, long: Errors, floor: Floor, root: str) -> Finding:
     chunk = exam.core.config.chunk
     off = departs(long, chunk, len(long.values), floor)
     text = f"a prompt of {exam.sizes.long} tokens in chunks of {chunk}"
-    seen = f"{text}: {len(off)} of {len(long.values) - chunk} rows behind the edge are off"
+    seen = f"{text}: {len(off)} of its rows behind the edge are off"
     if not off:
-        return ok(CHUNK_EDGE, f"{seen} (rounding moves scores by {floor.typical:.1e})")
+        return ok(CHUNK_EDGE, f"{seen} (rounding moves log-probabilities by {floor.typical:.2g})")
     if root:
         return skipped(CHUNK_EDGE, f"explained by {root}: {seen}")
     return Finding(
@@ -201,7 +201,7 @@ def _edge_finding(exam: Exam, long: Errors, floor: Floor, root: str) -> Finding:
 
 def _company_finding(others: list[Errors], floor: Floor, root: str) -> Finding:
     off = sum(len(departs(e, 0, len(e.values), floor)) for e in others)
-    count = sum(len(e.values) for e in others)
+    count = sum(e.count for e in others)
     seen = f"{len(others)} requests of different lengths side by side: {off} of {count} rows are off"
     if not off:
         return ok(ISOLATED, f"{seen}, and none lost a row to another")

@@ -16,6 +16,8 @@ _DEPTH = 12.0
 # Rounding of 8-bit engines; a wrong mask or angle moves scores by more.
 _LEAST = 1e-3
 _TIMES, _TIMES_TYPICAL = 6.0, 3.0
+# Of more rows than these some are compared: so many over the whole text, and so many at its end.
+_SPREAD, _LAST = 96, 64
 # Share of the rows that must be far off: single ones may be by rounding.
 _MANY = 0.1
 
@@ -26,6 +28,11 @@ class Errors:
 
     values: tuple[float, ...]
 
+    @property
+    def count(self) -> int:
+        """Positions that have one."""
+        return sum(not math.isnan(v) for v in self.values)
+
     def worst(self, start: int, end: int) -> tuple[float, int]:
         """The largest and its position; (0, -1) where there are none."""
         part = [(v, i) for i, v in enumerate(self.values[start:end], start) if not math.isnan(v)]
@@ -33,21 +40,24 @@ class Errors:
 
 
 def errors(reference: Reference, answer: Answer) -> Errors:
-    """Per position, the largest difference among the best tokens' log-probabilities."""
-    text = answer.text[: len(answer.scores)] if len(answer.scores) < len(answer.text) else answer.text
-    if not text:
-        return Errors(())
-    wanted = reference.scores(text, len(answer.prompt))
-    out = []
-    for row, score in zip(wanted, answer.scores, strict=False):
-        if score is None or not score.top_ids:
-            out.append(math.nan)
-            continue
-        theirs = row[torch.tensor(score.top_ids, device=row.device)].cpu()
-        ours = torch.tensor(score.top_logprobs)
+    """Per position, the largest difference among the best tokens' log-probabilities; of many rows a selection."""
+    scored = {i: score for i, score in enumerate(answer.scores) if score is not None and score.top_ids}
+    rows = _selected(list(scored))
+    out = [math.nan] * len(answer.scores)
+    text = answer.text[: len(out)]
+    wanted = [scored[row].top_ids for row in rows]
+    for row, theirs in zip(rows, reference.scores(text, len(answer.prompt), rows, wanted), strict=True):
+        ours = torch.tensor(scored[row].top_logprobs)
         near = ours >= ours.max() - _DEPTH
-        out.append(float((theirs - ours).abs()[near].max()) if near.any() else math.inf)  # none: they are no numbers
+        # None near: they are no numbers.
+        out[row] = float((theirs - ours).abs()[near].max()) if near.any() else math.inf
     return Errors(tuple(out))
+
+
+def _selected(rows: list[int]) -> list[int]:
+    """Every so many of the rows, and all of the last ones."""
+    step = max(len(rows) // _SPREAD, 1)
+    return sorted({*rows[::step], *rows[-_LAST:]})
 
 
 @dataclass(frozen=True, slots=True)

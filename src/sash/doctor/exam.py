@@ -114,7 +114,9 @@ class Exam:
     spec: ModelSpec
     sizes: Sizes
 
-    def ask(self, lengths: Sequence[tuple[int, int]], probe: Probe | None = None) -> tuple[list[Answer], Watch]:
+    def ask(
+        self, lengths: Sequence[tuple[int, int]], probe: Probe | None = None, *, score_prompts: bool = True
+    ) -> tuple[list[Answer], Watch]:
         """Run requests (prompt tokens, answer tokens) side by side over random text, under a watch."""
         watch = Watch(self.core, probe)
         answers: dict[str, Answer] = {}
@@ -122,7 +124,9 @@ class Exam:
             for number, (prompt, answer) in enumerate(lengths):
                 name = f"exam-{number}"
                 answers[name] = Answer(random_text(self.spec.vocab_size, prompt, number))
-                self.core.add(self._message(name, answers[name].prompt, answer, number))
+                if not score_prompts:
+                    answers[name].scores += [None] * (prompt - 1)
+                self.core.add(self._message(name, answers[name].prompt, answer, number, score_prompts))
             while self.core.has_work:
                 for update in self.core.step():
                     take(answers[update.answer_id], update.token_ids, update.prompt_logprobs, update.logprobs)
@@ -131,10 +135,12 @@ class Exam:
             watch.close()
         return list(answers.values()), watch
 
-    def _message(self, name: str, prompt: tuple[int, ...], answer: int, seed: int) -> AddRequest:
+    def _message(self, name: str, prompt: tuple[int, ...], answer: int, seed: int, score_prompt: bool) -> AddRequest:
         count = min(SCORES, self.spec.vocab_size)
         # Drawn tokens, so that the text doesn't fall into a loop in which one row is like another.
-        params = SamplingParams(max_tokens=answer, temperature=1.0, logprobs=count, prompt_logprobs=count)
+        params = SamplingParams(
+            max_tokens=answer, temperature=1.0, logprobs=count, prompt_logprobs=count if score_prompt else None
+        )
         return AddRequest((name,), prompt, params, (seed,))
 
 

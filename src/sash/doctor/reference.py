@@ -25,6 +25,8 @@ from sash.spec.span import Span
 
 # Queries whose products with all keys exist at once.
 _BLOCK = 256
+# Rows of logits that exist at once.
+_ROWS = 64
 
 
 class OwnRope:
@@ -71,8 +73,11 @@ class Reference:
         return cls(decoder, decoder.spec, tuple(dtypes[i] for i in range(len(decoder.layers))))
 
     @torch.inference_mode()
-    def scores(self, tokens: Sequence[int], prompt_tokens: int) -> torch.Tensor:
-        """Log-probabilities of what follows each token [T]: [T, vocabulary] float32."""
+    def scores(
+        self, tokens: Sequence[int], prompt_tokens: int, rows: Sequence[int], wanted: Sequence[Sequence[int]]
+    ) -> list[torch.Tensor]:
+        """Log-probabilities of some tokens that may follow ``tokens[: row + 1]``: for each of ``rows`` those of its
+        token ids in ``wanted``, float32."""
         ids = torch.tensor(tokens, device=self.decoder.device)
         masks: dict[Span, torch.Tensor] = {}
 
@@ -85,8 +90,11 @@ class Reference:
             return self._attention(layer, q, k, v, sinks, masks[span])
 
         hidden = self.decoder.forward(ids, torch.arange(len(ids), device=ids.device), attend)
-        parts = [self.decoder.logits(part).log_softmax(-1) for part in hidden.split(64)]
-        return torch.cat(parts)
+        out: list[torch.Tensor] = []
+        for part in torch.tensor(rows, device=ids.device).split(_ROWS):
+            scored = self.decoder.logits(hidden[part]).log_softmax(-1).cpu()
+            out += [row[torch.tensor(wanted[len(out) + i])] for i, row in enumerate(scored)]
+        return out
 
     def _attention(
         self,

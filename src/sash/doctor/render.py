@@ -1,4 +1,4 @@
-"""Findings for people: what is wrong first in words, then what is well in a line each. Loads no torch."""
+"""Findings for people: what is wrong in full, then a line for each check that is well. Loads no torch."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ from dataclasses import asdict
 from sash.doctor.finding import Finding, Status, exit_code
 from sash.doctor.symptoms import CHECKS
 
+_WRONG = (Status.WARN, Status.FAIL)
 _MARKS = {Status.OK: "ok", Status.WARN: "WARN", Status.FAIL: "FAIL", Status.SKIPPED: "-"}
-_WIDTH = 110
+_WIDTH = 118
 
 
 def as_text(findings: Sequence[Finding], what: str) -> str:
-    """Checks in their order, each with its evidence; below them what is wrong, why, and what mends it."""
+    """Both parts in the order of the checks, and one line that sums up."""
     lines = [f"sash doctor: {what}", ""]
-    wide = max((len(f.name) for f in findings), default=0)
-    for finding in findings:
-        head = f"  {_MARKS[finding.status]:<5} {finding.name:<{wide}}  "
-        lines += _folded(head, CHECKS[finding.name])
-        lines += _folded(" " * len(head), finding.evidence)
-        if finding.cause:
-            lines += _folded(" " * len(head), f"cause: {finding.cause}")
-        if finding.fix:
-            lines += _folded(" " * len(head), f"fix: {finding.fix}")
-    return "\n".join([*lines, "", summary(findings)])
+    for finding in (f for f in findings if f.status in _WRONG):
+        lines.append(f"{_MARKS[finding.status]} {finding.name}: {CHECKS[finding.name]}")
+        for label in ("evidence", "cause", "fix"):
+            if text := getattr(finding, label):
+                lines += _folded(f"     {label:<9} ", text)
+        lines.append("")
+    rest = [f for f in findings if f.status not in _WRONG]
+    wide = max((len(f.name) for f in rest), default=0)
+    for finding in rest:
+        lines += _folded(f"{_MARKS[finding.status]:<4} {finding.name:<{wide}}  ", finding.evidence)
+    return "\n".join([*lines, *[""] * bool(rest), summary(findings)])
 
 
 def summary(findings: Sequence[Finding]) -> str:
     """One line: how many checks found something, and the first of them."""
-    wrong = [f for f in findings if f.status in (Status.WARN, Status.FAIL)]
+    wrong = [f.name for f in findings if f.status in _WRONG]
     looked = sum(f.status is not Status.SKIPPED for f in findings)
+    checks = f"{looked} check{'s' * (looked != 1)}"
     if not wrong:
-        return f"{looked} checks, nothing wrong."
-    names = ", ".join(f.name for f in wrong)
-    return f"{looked} checks, {len(wrong)} found something: {names}. Begin with the first."
+        return f"{checks}, nothing wrong."
+    return f"{checks}, {len(wrong)} found something: {', '.join(wrong)}. Begin with the first."
 
 
 def as_document(findings: Sequence[Finding], what: str) -> dict[str, object]:
@@ -45,5 +47,5 @@ def as_document(findings: Sequence[Finding], what: str) -> dict[str, object]:
 
 
 def _folded(head: str, text: str) -> list[str]:
-    lines = textwrap.wrap(text, max(_WIDTH - len(head), 40)) or [""]
+    lines = textwrap.wrap(text, _WIDTH - len(head), break_on_hyphens=False)
     return [head + lines[0], *(" " * len(head) + line for line in lines[1:])]

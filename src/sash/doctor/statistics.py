@@ -198,7 +198,7 @@ def grown_finding(before: Stats, looks: Sequence[Stats], after: Stats | None) ->
 
 
 def _held_most(before: Stats, looks: Sequence[Stats], after: Stats | None) -> dict[str, int]:
-    """Most pages of a request by pool, as seen; of an answer that was too quick to be seen what the pools' peaks tell."""
+    """Most pages of a request by pool, as seen; of an answer too quick to be seen what the pools' peaks tell."""
     seen: dict[str, int] = {}
     for pool in (pool for look in looks for pool in look["engine"]["pools"]):
         seen[pool["name"]] = max(seen.get(pool["name"], 0), *pool["requests"].values(), 0)
