@@ -25,7 +25,6 @@ from sash.spec import sizing
 from sash.spec.footprint import TableShape
 from sash.spec.span import BoundSpan, Span, SpanKind
 
-Plant = Callable[[pytest.MonkeyPatch], None]
 KERNELS = pytest.mark.parametrize("kernels", ["native", "torch"])
 
 

@@ -29,9 +29,6 @@ def test_nothing_is_found(name: str, stored: str) -> None:
 def test_a_ratio_from_the_books_is_found() -> None:
     real_model("gemma3-270m")
     options = EngineConfig(swa_full_tokens_ratio=0.8, chunked_prefill_size=64, kv_cache_memory_bytes=1 << 30)
-    found = by_status(examine_model("gemma3-270m", options), Status.WARN, Status.FAIL)
-    assert found.keys() == {"pool-split", "chunk-and-window"}
-    assert (
-        "distance 511 is seen, distance 512 is not"
-        in by_status(examine_model("gemma3-270m", EngineConfig()), Status.OK)["mask-edge"]
-    )
+    found = examine_model("gemma3-270m", options)
+    assert by_status(found, Status.WARN, Status.FAIL).keys() == {"pool-split", "chunk-and-window"}
+    assert "distance 511 is seen, distance 512 is not" in by_status(found, Status.OK)["mask-edge"]

@@ -160,8 +160,8 @@ def _exact_finding(alone: Errors, within: int, floor: Floor, root: str) -> Findi
     off = departs(alone, within, len(alone.values), floor)
     worst, where = alone.worst(within, len(alone.values))
     seen = (
-        f"log-probabilities of {alone.count} positions beside a dense run without a cache: typically {floor.typical:.2g} "
-        f"apart in the first {within} (rounding), at most {worst:.2g} behind them (position {where})"
+        f"log-probabilities of {alone.count} positions beside a dense run without a cache: typically "
+        f"{floor.typical:.2g} apart in the first {within} (rounding), at most {worst:.2g} behind (position {where})"
     )
     fix = "SASH_KERNELS=reference sash doctor MODEL tells whether the C++ kernels are at fault; then please report it"
     if floor.typical > _WILD:

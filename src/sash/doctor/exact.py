@@ -42,6 +42,8 @@ class Errors:
 def errors(reference: Reference, answer: Answer) -> Errors:
     """Per position, the largest difference among the best tokens' log-probabilities; of many rows a selection."""
     scored = {i: score for i, score in enumerate(answer.scores) if score is not None and score.top_ids}
+    if not scored or answer.error:
+        return Errors((math.inf,))
     rows = _selected(list(scored))
     out = [math.nan] * len(answer.scores)
     text = answer.text[: len(out)]

@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -59,7 +59,6 @@ class Reference:
     decoder: Decoder
     spec: ModelSpec
     stored: tuple[torch.dtype, ...]  # per layer, of its pool
-    first_keys: dict[float, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, runner: Runner) -> Reference:
