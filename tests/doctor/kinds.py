@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.equivalence.harness import MACHINE, random_weights, tiny_spec
+from tests.families import build
 
-from sash.doctor.engine import diagnose
+from sash.doctor.engine import diagnose, examine_model
 from sash.doctor.finding import Finding, Status
 from sash.engine.build import assemble
 from sash.engine.core import EngineCore
@@ -41,6 +43,13 @@ def findings(spec: ModelSpec, wanted: EngineConfig) -> dict[str, Finding]:
         return assemble(spec, small.resolve(spec, MACHINE), random_weights(spec))
 
     return {f.name: f for f in diagnose(spec, factory, wanted)}
+
+
+def of_family(name: str, folder: Path, **changes: object) -> dict[str, Finding]:
+    """What doctor finds on a random model of a family, read from a folder."""
+    build(name, folder)
+    wanted = options(max_model_len=120, kv_cache_memory_bytes=1 << 23, **changes)
+    return {f.name: f for f in examine_model(folder / name, wanted)}
 
 
 def of_kind(kind: str, **changes: object) -> dict[str, Finding]:

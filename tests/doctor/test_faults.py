@@ -309,3 +309,24 @@ def test_rows_written_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
 
     wrap(monkeypatch, KVPool, "write", half)
     assert "damaged" in only(of_kind("pure"), "positions-absolute").cause
+
+
+# ---------------------------------------------------------------------------------------- under rounding
+
+ROUNDED = {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"}
+
+
+def test_faults_are_told_in_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wrong(of_kind("hybrid", **ROUNDED)) == []
+
+    def reset(inner: Any, step: Step, *args: Any) -> None:
+        inner(step, *args)
+        step.positions = step.positions % 12
+
+    with monkeypatch.context() as patch:
+        wrap(patch, Step, "__init__", reset)
+        only(of_kind("hybrid", **ROUNDED), "positions-absolute")
+    with monkeypatch.context() as patch:
+        wrap(patch, Segment, "bounds", lambda inner, *args: (inner(*args)[0] - 1, inner(*args)[1]))
+        patch.setattr(engine_step, "_segment", _everything_stored(engine_step._segment))
+        assert "8 rows are seen instead of 7" in only(of_kind("hybrid", **ROUNDED), "mask-edge").cause

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from tests.doctor.kinds import KINDS, findings, of_kind, options, wrong
+from tests.doctor.kinds import KINDS, findings, of_family, of_kind, options, wrong
 from tests.equivalence.harness import tiny_spec
+from tests.families import FAMILIES
 
 from sash.doctor.finding import Status, exit_code
 from sash.spec.span import Span
@@ -51,6 +53,17 @@ def test_nothing_is_found_with_options(changes: dict[str, object]) -> None:
 def test_slow_kernels_are_all_that_is_found(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SASH_KERNELS", kernels)
     assert [f.name for f in wrong(of_kind("hybrid"))] == ["kernels"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"llama-dynamic-grown"}))  # that one's context is 20 tokens
+def test_nothing_is_found_on_any_family(name: str, dtype: str, tmp_path: Path) -> None:
+    assert wrong(of_family(name, tmp_path, dtype=dtype)) == []
+
+
+def test_nothing_is_found_on_experts_that_rounding_sends_elsewhere(tmp_path: Path) -> None:
+    assert wrong(of_family("gpt-oss", tmp_path, dtype="bfloat16")) == []
 
 
 def test_soft_caps_learned_sinks_and_no_angles() -> None:

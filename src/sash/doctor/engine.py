@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from sash.doctor.copies import NAME as COPIES
 from sash.doctor.copies import Copies, copy_finding
-from sash.doctor.exact import Errors, Floor, departs, errors, floor_of
+from sash.doctor.exact import Errors, Floor, departs, errors, floor_of, noise_of
 from sash.doctor.exam import Exam, Factory, prepare
 from sash.doctor.finding import Finding, Status, ok, skipped
 from sash.doctor.mask import BY_POSITION, EDGE, Sights, mask_findings
@@ -80,14 +80,16 @@ def examine(exam: Exam, say: Say = _quiet) -> list[Finding]:
     runner, reference = core.runner, Reference.of(core.runner)
     sights, copies = Sights(_queries(exam)), Copies(_last(exam))
     (answer,), alone = exam.ask([(sizes.prompt, sizes.decoded)], _both(copies, sights))
-    if answer.error:
-        return [_broken(answer.error)]
     memory = memory_finding(core.config, alone.notes, sizes.prompt, core.ledger)
     copied = copy_finding(copies.found, alone, core.config.groups)
     masks = mask_findings(sights.found)
     slots = alone.memories[_first_group(core.config.groups)].slot_of("exam-0")
     positions = position_finding(runner, reference, answer.text, slots, sizes.longest)
     structural = [memory, copied, *masks, positions]
+    if answer.error:
+        failed = [f for f in structural if _failed(f)] or [_broken(answer.error)]
+        rest = [name for name in EXAMINED if name not in {f.name for f in failed}]
+        return [*failed, *(skipped(name, f"explained by {failed[0].name}: {answer.error}") for name in rest)]
     if root := _uproots(structural, alone):
         rest = [name for name in EXAMINED if name not in (memory.name, copied.name)]
         return [memory, copied, *(skipped(name, f"explained by {root}") for name in rest)]
@@ -104,7 +106,8 @@ def examine(exam: Exam, say: Say = _quiet) -> list[Finding]:
         lost, crossed = [], []
     structural.insert(2, rows_finding(lost, [*apart, together]))
     scored = [errors(reference, a) for a in (answer, *company, *prompts)]
-    findings = [*structural, *_score_findings(exam, scored, len(company), crossed, structural)]
+    noise = noise_of(reference, answer, core.config.quantization != "none")
+    findings = [*structural, *_score_findings(exam, scored, noise, len(company), crossed, structural)]
     if chunked is not None:
         rows_seen = max(count for note in chunked.notes for _, _, count in note.items)
         steps = f" ({sizes.long} tokens took {len(chunked.notes)} steps)"
@@ -137,16 +140,17 @@ def _uproots(structural: Sequence[Finding], alone: Watch) -> str:
 
 
 def _score_findings(
-    exam: Exam, scored: list[Errors], company: int, crossed: list[Loss], structural: list[Finding]
+    exam: Exam, scored: list[Errors], noise: Errors, company: int, crossed: list[Loss], structural: list[Finding]
 ) -> list[Finding]:
     """Scores past the window, at the edges of chunks and in company, each beside the dense reference.
 
-    ``scored``: of the request that ran alone, of ``company`` others, and of a long prompt if there was one.
+    ``scored``: of the request that ran alone, of ``company`` others, and of a long prompt if there was one; ``noise``:
+    of the first by rounding.
     """
     spans = [g.span for g in exam.core.config.groups if g.span.window]
     within = min((span.window for span in spans), default=8)
     alone, others, long = scored[0], scored[1 : 1 + company], scored[1 + company :]
-    floor = floor_of(scored, within)
+    floor = floor_of(scored, within, noise)
     root = next((f.name for f in structural if f.status is Status.FAIL and f.name != BOUNDED), "")
     exact = _exact_finding(alone, within, floor, root)
     edge = _edge_finding(exam, long[0], floor, root) if long else skipped(CHUNK_EDGE, "no prompt has two chunks here")
@@ -200,8 +204,8 @@ def _edge_finding(exam: Exam, long: Errors, floor: Floor, root: str) -> Finding:
 
 
 def _company_finding(others: list[Errors], floor: Floor, root: str) -> Finding:
-    off = sum(len(departs(e, 0, len(e.values), floor)) for e in others)
-    count = sum(e.count for e in others)
+    every = Errors(tuple(v for e in others for v in e.values))
+    off, count = len(departs(every, 0, len(every.values), floor)), every.count
     seen = f"{len(others)} requests of different lengths side by side: {off} of {count} rows are off"
     if not off:
         return ok(ISOLATED, f"{seen}, and none lost a row to another")

@@ -19,7 +19,7 @@ _TIMES, _TIMES_TYPICAL = 6.0, 3.0
 # Of more rows than these some are compared: so many over the whole text, and so many at its end.
 _SPREAD, _LAST = 96, 64
 # Share of the rows that must be far off: single ones may be by rounding.
-_MANY = 0.1
+_MANY = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,19 @@ def errors(reference: Reference, answer: Answer) -> Errors:
     return Errors(tuple(out))
 
 
+def noise_of(reference: Reference, answer: Answer, rounded_weights: bool) -> Errors:
+    """What noise of the size of rounding does to the reference's own scores of an answer."""
+    rows = _selected([i for i, score in enumerate(answer.scores) if score is not None and score.top_ids])
+    if not rows:
+        return Errors(())
+    text, asked = answer.text[: len(answer.scores)], len(answer.prompt)
+    wanted = [score.top_ids for row in rows if (score := answer.scores[row]) is not None]
+    plain = reference.scores(text, asked, rows, wanted)
+    noisy = reference.jittered(rounded_weights).scores(text, asked, rows, wanted)
+    pairs = zip(plain, noisy, strict=True)
+    return Errors(tuple(float((a - b).abs()[a >= a.max() - _DEPTH].max()) for a, b in pairs))
+
+
 def _selected(rows: list[int]) -> list[int]:
     """Every so many of the rows, and all of the last ones."""
     step = max(len(rows) // _SPREAD, 1)
@@ -70,12 +83,12 @@ class Floor:
     high: float
 
 
-def floor_of(several: Sequence[Errors], end: int) -> Floor:
-    """From the first ``end`` positions, where a window and full attention are the same."""
-    values = sorted(v for e in several for v in e.values[:end] if not math.isnan(v))
-    if not values:
-        return Floor(0.0, 0.0)
-    return Floor(values[len(values) // 2], values[int(0.9 * (len(values) - 1))])
+def floor_of(several: Sequence[Errors], end: int, noise: Errors) -> Floor:
+    """From the first ``end`` positions, where a window and full attention are the same, and from what noise of the size
+    of rounding does to a dense run: whichever is more."""
+    parts = [[v for e in several for v in e.values[:end]], list(noise.values)]
+    ordered = [sorted(v for v in part if not math.isnan(v)) or [0.0] for part in parts]
+    return Floor(max(v[len(v) // 2] for v in ordered), max(v[int(0.9 * (len(v) - 1))] for v in ordered))
 
 
 def departs(found: Errors, start: int, end: int, floor: Floor) -> list[int]:

@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -59,6 +59,8 @@ class Reference:
     decoder: Decoder
     spec: ModelSpec
     stored: tuple[torch.dtype, ...]  # per layer, of its pool
+    # Noise on what attention gives, as a share of it: shows how far rounding may carry scores.
+    jitter: float = 0.0
 
     @classmethod
     def of(cls, runner: Runner) -> Reference:
@@ -70,6 +72,10 @@ class Reference:
             layer.rope_op = turn
         dtypes = {layer: pool.k.dtype for layer, pool in runner.layer_pools()}
         return cls(decoder, decoder.spec, tuple(dtypes[i] for i in range(len(decoder.layers))))
+
+    def jittered(self, rounded_weights: bool) -> Reference:
+        """The same with as much noise as the engine's rounding makes."""
+        return replace(self, jitter=2**-7 if rounded_weights else torch.finfo(self.decoder.dtype).eps)
 
     @torch.inference_mode()
     def scores(
@@ -121,7 +127,11 @@ class Reference:
                 scores = torch.cat((scores, extra), -1)
             weights = scores.softmax(-1)[..., : len(k)]
             parts.append((weights @ values).transpose(0, 1))
-        return torch.cat(parts).to(q.dtype)
+        out = torch.cat(parts)
+        if self.jitter:
+            noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(layer)).to(out.device)
+            out = out * (1 + self.jitter * noise)
+        return out.to(q.dtype)
 
     def _rounded(self, layer: int, x: torch.Tensor, *, is_key: bool) -> torch.Tensor:
         """Rows [N, H, D] as the layer's pool would give them back."""
