@@ -70,7 +70,7 @@ def split_finding(pools: Sequence[PoolFacts], max_model_len: int, max_num_seqs: 
         + (f" ({asked})" if asked else ""),
         f"leave {asked.partition('=')[0]} out, so that the split is computed"
         if asked
-        else "size pools by sash.spec.sizing.auto_split (give no ratio)",
+        else "give neither --swa-full-tokens-ratio nor --max-total-tokens, so that the split is computed",
     )
 
 
