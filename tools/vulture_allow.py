@@ -25,6 +25,11 @@ _.parse
 # transformers reads it from a config.
 _._attn_implementation
 
+# http.server calls them by name.
+_.log_message
+_.do_GET
+_.do_POST
+
 # typer reads it from an option when it writes help.
 _.metavar
 
@@ -135,6 +140,7 @@ _.TOY
 _.chat
 _.generate
 _.inspect
+_.doctor
 _.lab
 _.plan
 _.serve

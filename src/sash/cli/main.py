@@ -69,6 +69,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "serve": ("sash.cli.serve", {"context_settings": ALIASED}),
     "inspect": ("sash.cli.inspect", {}),
     "plan": ("sash.cli.plan", {"epilog": "Example: sash plan gemma-3-27b --memory 80GB --context 32k"}),
+    "doctor": ("sash.cli.doctor", {"context_settings": ALIASED}),
     "lab": ("sash.cli.lab", {}),
     "bench": ("sash.cli.bench", {}),
     "export-tokenizer": ("sash.cli.export", {}),

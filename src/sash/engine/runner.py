@@ -73,6 +73,20 @@ class Runner:
         self._fused = None if self.op_by_op else FusedDecoder(decoder, planes)
         self._logits = decoder.logits if self._fused is None else self._fused.logits
 
+    @property
+    def decoder(self) -> Decoder:
+        """The layers."""
+        return self._decoder
+
+    @property
+    def executor(self) -> Decoder | FusedDecoder:
+        """Whose ``forward`` runs the layers."""
+        return self._fused or self._decoder
+
+    def layer_pools(self) -> list[tuple[int, KVPool]]:
+        """Each layer's number with the pool of its group."""
+        return [(layer, self.pools[group]) for layer, (group, _) in sorted(self._place.items())]
+
     @torch.inference_mode()
     def run(self, plan: StepPlan, sequences: Mapping[str, Sequence]) -> StepResult:
         """Compute a step: write its K and V, sample its tokens. ``sequences`` is not changed."""
