@@ -74,14 +74,9 @@ class Runner:
         self._logits = decoder.logits if self._fused is None else self._fused.logits
 
     @property
-    def decoder(self) -> Decoder:
-        """The layers."""
-        return self._decoder
-
-    @property
     def executor(self) -> Decoder | FusedDecoder:
         """Whose ``forward`` runs the layers."""
-        return self._fused or self._decoder
+        return self._fused or self.decoder
 
     def layer_pools(self) -> list[tuple[int, KVPool]]:
         """Each layer's number with the pool of its group."""
