@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import uvicorn
-from structlog.testing import capture_logs
-from tests.server.apps import fake_engine
+from tests.server.apps import fake_engine, logged
 
 from sash.server import bounded
 from sash.server.app import create_app
@@ -104,7 +103,7 @@ def test_what_is_no_request_is_refused_and_the_server_answers_on() -> None:
             answer = await say(port, GOOD)
             assert statuses(answer) == [200] and b'"text":"!\\"#"' in answer
 
-    with capture_logs() as lines:
+    with logged() as lines:
         asyncio.run(whole())
     assert [line for line in lines if line["log_level"] == "error"] == []
 
@@ -121,7 +120,7 @@ def test_nobody_can_write_headers_of_the_answer() -> None:
             head = heard.split(b"\r\n\r\n")[0].lower()
             assert statuses(heard) == [200] and b"x-sash-ignored: ..." in head and b"injected" not in head
 
-    with capture_logs():
+    with logged():
         asyncio.run(whole())
 
 
@@ -155,7 +154,7 @@ def test_a_head_without_an_end_is_cut(start: bytes) -> None:
             assert sent < 1000 and statuses(heard) in ([400], [])
             assert statuses(await say(port, GOOD)) == [200]
 
-    with capture_logs():
+    with logged():
         asyncio.run(whole())
 
 
@@ -169,7 +168,7 @@ def test_a_head_that_takes_too_long_is_cut(start: bytes, monkeypatch: pytest.Mon
             assert sent < 400 and statuses(heard) in ([], [200])
             assert statuses(await say(port, GOOD)) == [200]
 
-    with capture_logs():
+    with logged():
         asyncio.run(whole())
 
 
@@ -182,5 +181,5 @@ def test_a_long_body_before_the_next_head_is_no_long_head() -> None:
             assert statuses(await say(port, first + GOOD[:60])) == [200]
             assert statuses(await say(port, first + GOOD)) == [200, 200]
 
-    with capture_logs():
+    with logged():
         asyncio.run(whole())
