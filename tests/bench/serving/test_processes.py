@@ -131,6 +131,7 @@ def test_a_generator_that_fails_says_why(tmp_path: Path) -> None:
         bench(tmp_path, "raise ValueError('no server')").run(address, "a", shape, 1)
     with pytest.raises(PeerError, match="2 requests failed"):
         bench(tmp_path, failed=2).run(address, "a", shape, 1)
+    assert bench(tmp_path, failed=2).run(address, "a", shape, 1, lenient=True)["failed"] == 2
 
 
 def test_open_and_closed_loops_are_told_apart(tmp_path: Path) -> None:

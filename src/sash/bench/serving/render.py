@@ -124,12 +124,17 @@ def _others(record: Record) -> str:
     rates = others["rates"]
     best = max((rate for name, rate in rates.items() if name != "sash"), default=None)
     rows = [
-        [name, f"{rate:.0f}", *(f"{_middle([r[m]['p50'] for r in others['runs'][name]]):.1f}" for m in _NAMES)]
+        [
+            name,
+            f"{rate:.0f}",
+            sum(r.get("failed", 0) for r in others["runs"][name]),
+            *(f"{_middle([r[m]['p50'] for r in others['runs'][name]]):.1f}" for m in _NAMES),
+        ]
         for name, rate in rates.items()
     ]
     parts = [
         f"The same load at {others['concurrency']}, the servers in turn; milliseconds are medians.",
-        _table(["server", "tok/s", *_NAMES.values()], rows),
+        _table(["server", "tok/s", "failed", *_NAMES.values()], rows),
     ]
     if best:
         parts.append(f"sash gives {rates['sash'] / best:.2f} times the tokens of the best other.")
