@@ -15,7 +15,7 @@ from sash.kv.ledger.table import PageTable, TableStep
 from sash.lab import batch, batch_speed, chunk, memory, ratio, stall
 from sash.lab.apart import apart, here
 from sash.lab.context import Context
-from sash.lab.crowd import Answer, Crowd, Job
+from sash.lab.crowd import Answer, Crowd, Job, difference
 from sash.lab.experiment import Finding, NotApplicable, Verdict
 from sash.scheduler.plan import StepPlan
 from sash.scheduler.scheduler import Scheduler
@@ -72,18 +72,18 @@ def test_less_memory_for_larger_chunks_is_no_support(context: Context) -> None:
     complete(found)
 
 
-def test_a_chunk_that_loses_rows_of_the_window_is_found(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_a_chunk_spoils_are_found(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = EngineCore._note_step
 
-    def forgets(self: EngineCore, plan: Any) -> None:
+    def spoils(self: EngineCore, plan: Any) -> None:
         plain(self, plan)
         if plan.items[0].start:
             for pool in self.runner.pools:  # type: ignore[attr-defined]
-                pool.v[..., 0, :] = 0
+                pool.v.mul_(-2)
 
-    monkeypatch.setattr(EngineCore, "_note_step", forgets)
+    monkeypatch.setattr(EngineCore, "_note_step", spoils)
     found = chunk.measure(context, CHUNKS)
-    assert found.verdict is Verdict.FAILS and "NOT the same at every size" in found.sentence
+    assert found.verdict is Verdict.FAILS and "the answer is NOT the same" in found.sentence
 
 
 def test_memory_is_that_of_a_process_of_its_own(context: Context) -> None:
@@ -190,9 +190,9 @@ def test_differences_count_up_to_the_first_other_token() -> None:
         return Answer(scores=[TokenLogprobs(t, p, 1, (t, 9), (p, -3.0)) for t, p in scores])
 
     a = answer((1, -1.0), (2, -1.0), (3, -1.0))
-    assert batch.difference(a, a) == 0
-    assert batch.difference(a, answer((1, -1.25), (2, -1.0), (3, -1.0))) == 0.25
-    assert batch.difference(a, answer((1, -1.0), (4, -1.0), (3, -9.0))) == 0
+    assert difference(a, a) == 0
+    assert difference(a, answer((1, -1.25), (2, -1.0), (3, -1.0))) == 0.25
+    assert difference(a, answer((1, -1.0), (4, -5.0), (3, -9.0))) == 0
 
 
 def test_speed_of_batches(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from sash.engine.build import build_beside
 from sash.engine.core import EngineCore
 from sash.engine.llm import engine_config
 from sash.lab.context import Context
-from sash.lab.crowd import Answer, Job, together
+from sash.lab.crowd import Answer, Job, difference, together
 from sash.lab.experiment import Axis, Experiment, Finding, Plot, holds
 from sash.lab.toy import toy_spec, toy_weights
 from sash.spec.span import Span
@@ -24,12 +26,12 @@ Three questions. Does a request get the same answer, with the same probabilities
 anything change when the **others' texts** are exchanged for different ones of the same lengths? Are exactly the rows
 computed that the requests need, or are short ones **padded** to the length of others?
 
-The first is asked twice. Sums of numbers with few digits depend a little on their order, and fast kernels choose it
-by the shape of the work. So a model's probabilities may differ in their last digits from one shape of batch to
-another, although nobody sees anybody else; a small stack of layers with random weights is therefore run, too, with
-kernels that always add in the same order. There, not one bit may differ.
+The first is asked twice. Sums of numbers with few digits depend a little on their order, fast kernels choose it by
+the shape of the work, and rounding to 8 bits makes a small difference larger. So a model's probabilities may differ
+somewhat from one shape of batch to another, although nobody sees anybody else. Therefore a small stack of layers with
+random weights is run, too, by kernels that always add in the same order. There, not one bit may differ.
 """
-_NEAR = 0.5  # most that log-probabilities may differ by other orders of sums, in nats
+_NEAR = 0.5  # most that written tokens' log-probabilities may differ by other orders of sums, in nats
 _TOP = 20
 _FIXED, _FAST = "small stack, fixed order", "the model, fast kernels"
 
@@ -93,9 +95,14 @@ def measure(context: Context, plan: Plan, toy: Plan = TOY) -> Finding:
         longest = max(job.rows for job in jobs.own) + 1
         wanted = engine_config({**options, "max_model_len": longest, "max_num_seqs": max(sizes)})
         core = build_beside(it, wanted).core
-        alone = {job.name: together(core, [job])[job.name] for job in jobs.own}
-        for size in context.track(f"batch, {stack}", sizes):
-            rows.append(_row(stack, size, _compare(core, jobs, alone, size)))
+        # Threads would spend their time waiting for each other on products so small.
+        torch.set_num_threads(1 if it is built else context.threads)
+        try:
+            alone = {job.name: together(core, [job])[job.name] for job in jobs.own}
+            for size in context.track(f"batch, {stack}", sizes):
+                rows.append(_row(stack, size, _compare(core, jobs, alone, size)))
+        finally:
+            torch.set_num_threads(context.threads)
     return _finding(plan, lengths, rows)
 
 
@@ -132,18 +139,6 @@ def _compare(core: EngineCore, jobs: Jobs, alone: dict[str, Answer], size: int) 
     return out
 
 
-def difference(a: Answer, b: Answer) -> float:
-    """The largest difference of two answers' log-probabilities, up to the first token that differs."""
-    largest = 0.0
-    for x, y in zip(a.scores, b.scores, strict=True):
-        theirs = dict(zip(y.top_ids, y.top_logprobs, strict=True))
-        both = [(p, theirs[t]) for t, p in zip(x.top_ids, x.top_logprobs, strict=True) if t in theirs]
-        largest = max([largest, *(abs(p - q) for p, q in both)])
-        if x.token_id != y.token_id:
-            break
-    return largest
-
-
 def _row(stack: str, size: int, tally: Tally) -> dict[str, Any]:
     share = 100 / tally.compared
     return {
@@ -170,7 +165,7 @@ def _finding(plan: Plan, lengths: list[int], rows: list[dict[str, Any]]) -> Find
     sentence = (
         f"Summed in a fixed order, {'every' if exact else 'NOT every'} request has the same tokens and bits alone and "
         f"in batches; with fast kernels, in batches of {sizes}, {same:.0f} % have the same tokens and {bits:.0f} % the "
-        f"same bits, and log-probabilities differ by at most {largest:.2g} nats. When the neighbours' texts are "
+        f"same bits, and their log-probabilities differ by at most {largest:.2g} nats. When the neighbours' texts are "
         f"exchanged, {'not one bit changes' if apart else 'bits CHANGE'}, and "
         f"{'no row was computed for padding' if not padded else f'{padded} rows were computed that nobody needs'}."
     )
@@ -189,8 +184,8 @@ def _finding(plan: Plan, lengths: list[int], rows: list[dict[str, Any]]) -> Find
         },
         "bars",
         ticks=places,
-        reading=f"Other neighbours change {'nothing' if apart else 'SOMETHING'}; another shape of batch changes last "
-        f"digits under fast kernels, by at most {largest:.2g} nats.",
+        reading=f"Other neighbours change {'nothing' if apart else 'SOMETHING'}; under fast kernels another shape "
+        f"of batch does, by {largest:.2g} nats at most.",
     )
     method = (
         f"Requests of {', '.join(map(str, lengths))} tokens, shuffled, write {plan.answer} tokens each, greedily, with "

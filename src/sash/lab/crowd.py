@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -99,3 +100,10 @@ def together(core: EngineCore, jobs: Sequence[Job]) -> dict[str, Answer]:
     crowd.add(*jobs)
     crowd.run()
     return crowd.answers
+
+
+def difference(a: Answer, b: Answer) -> float:
+    """The largest difference of the log-probabilities of two answers' tokens in nats, up to the first token that
+    differs."""
+    same = itertools.takewhile(lambda pair: pair[0].token_id == pair[1].token_id, zip(a.scores, b.scores, strict=True))
+    return max((abs(x.logprob - y.logprob) for x, y in same), default=0.0)
