@@ -34,6 +34,12 @@ ENTRIES: dict[str, Entry] = {
     "myth-growth": Entry("myths", "myths", "does memory stop growing?", "GROWTH"),
     "myth-speed": Entry("myths", "myths", "are windows faster at every length?", "SPEED"),
     "myth-facts": Entry("needle", "myths", "do stacked windows remember distant facts?"),
+    "chunk": Entry("chunk", "chunk", "speed and memory by the size of a prompt's chunks, and the same answer"),
+    "memory": Entry("memory", "memory", "bytes by the formula, of the pools, and in the process"),
+    "stall": Entry("stall", "stall", "longest wait for a token while a long prompt is read"),
+    "batch": Entry("batch", "batch", "a request alone and in batches: the same bits, and no padding"),
+    "batch-speed": Entry("batch_speed", "batch", "tokens a second by the number of requests"),
+    "ratio": Entry("ratio", "ratio", "given ratios of the two pools against the automatic split"),
 }
 ALL = "all"
 

@@ -35,13 +35,14 @@ def toy_spec(spans: tuple[Span, ...], *, hidden: int = 64, vocab: int = 97, max_
     return ModelSpec("toy", vocab, hidden, layers, max_position)
 
 
-def toy_weights(spec: ModelSpec, seed: int) -> Weights:
+def toy_weights(spec: ModelSpec, seed: int, *, deterministic: bool = False) -> Weights:
     """Random weights, float32: linear layers keep the size of what goes through them, norms are 1."""
     source = torch.Generator().manual_seed(seed)
     tensors = {
         name: torch.randn(shape, generator=source) * shape[-1] ** -0.5 if len(shape) > 1 else torch.ones(shape)
         for name, shape in expected_weights(spec).items()
     }
-    options = engine_config({"dtype": "float32", "quantization": "none", "max_num_seqs": 1, "device": "cpu"})
+    fixed = {"dtype": "float32", "quantization": "none", "max_num_seqs": 1, "device": "cpu"}
+    options = engine_config(fixed | {"deterministic": deterministic})
     core = assemble(spec, options.resolve(spec, probe("cpu")), tensors)
     return Weights(Built(core, cast(Runner, core.runner), spec, ModelSource("config", Path(), "toy"), core.config))
