@@ -18,6 +18,8 @@ def print_plan(plan: Plan, *, everything: bool) -> None:
     page.say(page.styled(first, "1;32" if plan.answer.fits else "1;31"))
     for line in more:
         page.say(line)
+    if plan.answer.beyond:
+        page.say(page.styled(warning(plan), "1;33"))
     if plan.answer.context:
         _memory(page, plan)
         page.say("")
@@ -79,6 +81,15 @@ def headline(plan: Plan) -> list[str]:
     if a.fits and a.requests > 1 and a.solved != "memory":
         lines.append(f"one request alone: up to {tokens_of(plan.longest())}")
     return lines
+
+
+def warning(plan: Plan) -> str:
+    """For a context beyond the model's own: what still holds of the plan, and what doesn't."""
+    a = plan.answer
+    return (
+        f"warning: {tokens_of(a.beyond)} more than the model was made for ({spaced(a.shapes.max_position)}): bytes and "
+        "times hold, but answers get worse there unless its positions are scaled (such as by YaRN), windows or not"
+    )
 
 
 def _missing(plan: Plan) -> str:
