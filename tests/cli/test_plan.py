@@ -33,6 +33,12 @@ def test_the_answer_comes_first(run: Run) -> None:
     assert lines[2] == "= 50.3 GiB weights + 16.7 GiB KV + 7.45 GiB reserve"
 
 
+def test_the_guide_shows_what_is_printed(run: Run) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+    command, _, shown = guide.split("```")[1].strip().partition("\n")
+    assert run(*command.split()[2:]).out.strip() == shown.strip()
+
+
 def test_short_by_default_and_everything_on_demand(run: Run) -> None:
     short, everything = (run("plan", "gemma-3-27b", *more).out for more in ([], ["--all"]))
     assert len(short.splitlines()) < 25
@@ -117,6 +123,10 @@ def test_times_tiers_and_ratios(run: Run) -> None:
     out = run("plan", *arguments, "--all").out
     for words in ("at best: prefill", "ratio 0.3", "Kept prefixes", "931 GiB"):
         assert words in out
+    kept = next(line for line in out.splitlines() if line.startswith("disk"))
+    all_of_it = document(run, "gpt-oss-20b", "--device", "h100-sxm", "--context", "65536", "--answer", "32768")
+    assert kept.endswith(f"{1000 * all_of_it['times']['prefill']['total_s']:.0f} ms")
+    assert "give --params" in run("plan", "gemma-4-e4b", "--kv-memory", "1GiB", *arguments[1:], "--all").out
     assert not any(line.strip().startswith("ratio 0.8") for line in out.splitlines())
 
 

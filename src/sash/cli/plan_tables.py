@@ -7,6 +7,7 @@ from sash.planner.compute import attention_flop, crossover_prompt, crossover_tok
 from sash.planner.designs import MILLION
 from sash.planner.plan import Plan
 from sash.planner.shapes import Shapes
+from sash.planner.speed import prefill
 from sash.planner.units import amount, figures, seconds, share, size, spaced, tokens_of
 
 
@@ -183,7 +184,11 @@ def _policies(page: Page, plan: Plan) -> None:
 def _tiers(page: Page, plan: Plan) -> None:
     if not plan.tiers:
         return
-    a, times = plan.answer, plan.times()
+    a, device = plan.answer, plan.device
+    anew = "give --device or --measure"
+    if device is not None:
+        known = plan.shapes.weights is not None
+        anew = seconds(prefill(plan.layout, device, a.context).total_s) if known else "give --params"
     each = plan.layout.held_bytes(a.context, a.prompt)
     rows = [
         (
@@ -191,7 +196,7 @@ def _tiers(page: Page, plan: Plan) -> None:
             size(t.num_bytes),
             spaced(t.num_bytes // each),
             seconds(each / t.read_bytes_per_s) if t.read_bytes_per_s else "give @RATE",
-            seconds(times["prefill"].total_s) if times else "give --device or --measure",
+            anew,
         )
         for t in plan.tiers
     ]
