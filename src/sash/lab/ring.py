@@ -136,10 +136,18 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Findin
         f"{next((n for n in lengths if n >= window + 16), last)}, and full storage {full['window rows']:.1f} MiB; "
         f"with the full layers that is {ring['all rows']:.1f} against {full['all rows']:.1f} MiB. All three storages "
         f"wrote {'the same tokens' if same else 'NOT the same tokens'}. Shifting cost {100 * (cost - 1):+.0f} % time "
-        f"per token beside the ring, and reading {again[-1]['length']} tokens again {again[-1]['time per token']:.0f} "
-        f"ms instead of {by[again[-1]['length'], 'ring']['time per token']:.1f}."
+        "per token beside the ring"
     )
-    times = again[-1]["time per token"] / by[again[-1]["length"], "ring"]["time per token"]
+    reading = "The three that store take about the same time."
+    if again:
+        length, ms_again = again[-1]["length"], again[-1]["time per token"]
+        ms_ring = by[length, "ring"]["time per token"]
+        sentence += f", and reading {length} tokens again {ms_again:.0f} ms instead of {ms_ring:.1f}"
+        reading = (
+            f"Reading everything again costs {ms_again / ms_ring:.0f} times the ring's time at {length} tokens; the "
+            "three that store take about the same time."
+        )
+    sentence += "."
     series = (*STORAGES, "re-computation")
     memory = Plot(
         "ring-memory",
@@ -156,10 +164,13 @@ def _finding(context: Context, plan: Plan, rows: list[dict[str, Any]]) -> Findin
         "Time to write one token",
         Axis("length", "tokens", 2),
         Axis("time per token (median)", "ms", 10),
-        {name: [(n, by[n, name]["time per token"]) for n in lengths if (n, name) in by] for name in series},
+        {
+            name: line
+            for name in series
+            if (line := [(n, by[n, name]["time per token"]) for n in lengths if (n, name) in by])
+        },
         marks=((float(window), f"W = {window}"),),
-        reading=f"Reading everything again costs {times:.0f}"
-        f" times the ring's time at {again[-1]['length']} tokens; the three that store take about the same time.",
+        reading=reading,
     )
     units = {"length": "tokens", "window rows": "MiB", "all rows": "MiB", "time per token": "ms", "fastest": "ms"}
     method = (
