@@ -225,8 +225,8 @@ def _speed_finding(window: int, plan: SpeedPlan, rows: list[dict[str, Any]]) -> 
         Axis("fastest step", "ms"),
         {name: [(float(row["length"]), row[name]) for row in writes] for name in ("windows", "full")},
         marks=((float(window), f"W = {window}"),),
-        reading=f"The lines lie together up to W and part beyond it: {last['windows']:.2f} against {last['full']:.2f} "
-        f"ms at {last['length']} tokens.",
+        reading=f"Up to W the lines {'lie together' if even else 'should lie together, and do not'}; at "
+        f"{last['length']} tokens it is {last['windows']:.2f} ms with windows against {last['full']:.2f} without.",
     )
     return Finding(
         "myth-speed",
