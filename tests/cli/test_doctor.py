@@ -45,6 +45,15 @@ def test_what_is_wrong_ends_with_one(run: Run, config: str) -> None:
     assert document["subject"] == config
 
 
+def test_a_symptom_that_can_t_be_looked_for_here_is_not_well(run: Run, config: str) -> None:
+    outcome = run("doctor", config, "--dtype", "float32", "--symptom", "batch")
+    assert outcome.code == 0  # pool-split is told
+    log = Path(config).with_name("serve.log")
+    log.write_text('{"event": "serving", "level": "info"}\n')
+    outcome = run("doctor", "--log", str(log), "--symptom", "myths")
+    assert outcome.code == 2 and outcome.out.endswith("Nothing could be looked at here.\n")
+
+
 def test_a_symptom_asks_its_checks_alone(run: Run, config: str) -> None:
     outcome = run("doctor", config, "--dtype", "float32", "--symptom", "kv-grows", "--json")
     names = [f["name"] for f in json.loads(outcome.out)["findings"]]
@@ -61,6 +70,9 @@ def test_a_symptom_asks_its_checks_alone(run: Run, config: str) -> None:
         (["--url", "127.0.0.1"], "must begin with http://"),
         (["--url", "http://127.0.0.1:9"], "can't be reached"),
         (["--symptom", "hungry", "--log", "x"], "is unknown; use repeats"),
+        (["--transformers", "--log", "x"], "--transformers needs a MODEL"),
+        (["--page-size", "8", "--debug", "--log", "x"], "--page-size, --debug: options of an engine that sash starts"),
+        (["gemma3-270m", "--transformers", "--dtype", "float32"], "--dtype: options of an engine"),
         (["--max-num-seqs", "0", "gemma3-270m"], "max_num_seqs must be at least 1"),
     ],
 )

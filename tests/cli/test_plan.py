@@ -33,6 +33,12 @@ def test_the_answer_comes_first(run: Run) -> None:
     assert lines[2] == "= 50.3 GiB weights + 16.7 GiB KV + 7.45 GiB reserve"
 
 
+def test_the_guide_shows_what_is_printed(run: Run) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+    command, _, shown = guide.split("```")[1].strip().partition("\n")
+    assert run(*command.split()[2:]).out.strip() == shown.strip()
+
+
 def test_short_by_default_and_everything_on_demand(run: Run) -> None:
     short, everything = (run("plan", "gemma-3-27b", *more).out for more in ([], ["--all"]))
     assert len(short.splitlines()) < 25
@@ -74,6 +80,17 @@ def test_what_if(run: Run) -> None:
     assert data["answer"]["reserve_bytes"] == 2**30
 
 
+def test_a_context_beyond_the_model_s_own_is_a_warning(run: Run) -> None:
+    outcome = run("plan", "llama-3-8b", "--context", "32k", "--memory", "80GB")
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    assert lines[1].startswith("13 requests of 32\u202f768 tokens fit")
+    assert lines[3] == "one request alone: up to 32\u202f768 tokens"
+    assert lines[4].startswith("warning: 24\u202f576 tokens more than the model was made for (8192)")
+    assert document(run, "llama-3-8b", "--context", "32k")["answer"]["beyond_model_tokens"] == 24_576
+    assert "warning" not in run("plan", "llama-3-8b", "--context", "8k").out
+
+
 def test_what_does_not_fit_says_what_is_missing(run: Run) -> None:
     outcome = run("plan", "mistral-7b", "--memory", "10GiB")
     assert outcome.code == 1
@@ -106,6 +123,10 @@ def test_times_tiers_and_ratios(run: Run) -> None:
     out = run("plan", *arguments, "--all").out
     for words in ("at best: prefill", "ratio 0.3", "Kept prefixes", "931 GiB"):
         assert words in out
+    kept = next(line for line in out.splitlines() if line.startswith("disk"))
+    all_of_it = document(run, "gpt-oss-20b", "--device", "h100-sxm", "--context", "65536", "--answer", "32768")
+    assert kept.endswith(f"{1000 * all_of_it['times']['prefill']['total_s']:.0f} ms")
+    assert "give --params" in run("plan", "gemma-4-e4b", "--kv-memory", "1GiB", *arguments[1:], "--all").out
     assert not any(line.strip().startswith("ratio 0.8") for line in out.splitlines())
 
 
@@ -124,7 +145,6 @@ def test_times_tiers_and_ratios(run: Run) -> None:
         (["gemma-3-1b", "--kv-memory", "2XB"], "--kv-memory must be"),
         (["gemma-3-1b", "--reserve", "120%"], "--reserve must be a share"),
         (["gemma-3-1b", "--context", "-5"], "--context must be"),
-        (["gemma-3-1b", "--context", "1M"], "use at most 32768"),
         (["gemma-3-1b", "--concurrency", "0"], "--concurrency must be at least 1"),
         (["gemma-3-1b", "--dtype", "int9"], "--dtype 'int9' is unknown"),
         (["gemma-3-1b", "--kv-cache-dtype", "int4"], "--kv-cache-dtype 'int4' is unknown"),

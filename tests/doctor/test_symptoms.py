@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from sash.doctor.engine import EXAMINED
@@ -18,6 +21,13 @@ def test_every_symptom_asks_known_checks_and_every_check_is_asked_for_some() -> 
     assert set(ALIASES.values()) <= SYMPTOMS.keys()
 
 
+def test_the_guide_s_table_is_the_order() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \|[^|]*\|(.*)\|$", guide, re.MULTILINE)
+    told = {name: tuple(re.findall(r"`([\w-]+)`", checks)) for name, checks in rows}
+    assert {name: told.get(name) for name in SYMPTOMS} == SYMPTOMS
+
+
 def test_order_is_the_symptom_s() -> None:
     found = [ok("no-copies", "none"), ok("mask-edge", "right"), ok("reach", "far")]
     assert [f.name for f in ordered(found, order_of("edge-facts"))] == ["reach", "mask-edge"]
@@ -32,6 +42,8 @@ def test_unknown_symptom_names_the_known() -> None:
 
 def test_exit_code() -> None:
     assert exit_code([ok("reach", "far"), skipped("recall", "no")]) == 0
+    assert exit_code([]) == exit_code([skipped("recall", "no")]) == 2
+    assert summary([skipped("recall", "no")]) == "Nothing could be looked at here."
     assert exit_code([ok("reach", "far"), BAD]) == 1
     assert exit_code([Finding("kernels", Status.WARN, "slow")]) == 1
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sash.lab.context import Context
-from sash.lab.edge import EXPERIMENT, Plan, by_distance, measure
+from sash.lab.edge import EXPERIMENT, Plan, _attended, _decode_weights, _prefill_weights, by_distance, measure
 from sash.lab.experiment import NotApplicable, Verdict
 from sash.ops.base import Ops
 from sash.ops.paged import PagedBatch
@@ -18,7 +18,7 @@ PLAN = Plan(queries=4, windows=3)
 
 def test_the_window_s_edge_is_exact(context: Context) -> None:
     found = measure(context, PLAN)
-    assert found.verdict is Verdict.HOLDS, found.sentence
+    assert found.verdict is Verdict.HOLDS and "the window ends where it should" in found.sentence
     by_kernel = {row["kernel"]: row for row in found.rows}
     assert by_kernel.keys() == {f"{k} layer, {how}" for k in ("window", "full") for how in ("reading", "writing")}
     for how in ("reading", "writing"):
@@ -45,7 +45,18 @@ def test_a_kernel_that_is_off_by_one_is_found(context: Context, monkeypatch: pyt
 
     patched: Ops = replace(ops, attention=wrong)
     monkeypatch.setattr(context.weights.decoder, "ops", patched)
-    assert measure(context, PLAN).verdict is Verdict.FAILS
+    found = measure(context, PLAN)
+    assert found.verdict is Verdict.FAILS and "the window does NOT end where it should" in found.sentence
+    assert f"end at distance {4 + by}" in found.plots[0].reading
+
+
+def test_weights_are_those_of_capped_logits(context: Context) -> None:
+    """With a cap near 0 all logits are alike, and so are all weights within the window."""
+    layer = replace(context.spec.layers[0], softcap=1e-6)
+    rows = _attended(context.weights, context.ids(20))[5]
+    for weights in (_prefill_weights, _decode_weights):
+        found = weights(context.weights, layer, rows, 16)
+        assert found[found > 0].tolist() == pytest.approx([1 / 5] * int((found > 0).sum()), abs=1e-4)
 
 
 def test_a_model_without_windows_has_no_edge(full_context: Context) -> None:

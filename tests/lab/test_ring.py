@@ -57,6 +57,19 @@ def test_the_real_model_s_ring(context: Context) -> None:
     assert by[200, "ring"]["window rows"] == by[40, "ring"]["window rows"] < by[200, "full storage"]["window rows"]
 
 
+def test_short_texts_alone_are_no_failure(context: Context) -> None:
+    found = ring.measure(context, ring.Plan((3,), 2, 1))
+    assert found.verdict is Verdict.HOLDS, found.sentence
+    assert "reading 3 tokens again" in found.plots[1].reading
+
+
+def test_lengths_too_long_to_read_again(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring, "_RECOMPUTED", 30)
+    found = ring.measure(context, ring.Plan((40,), 3, 1))
+    assert found.verdict is Verdict.HOLDS and "tokens again" not in found.sentence
+    assert [list(plot.lines) for plot in found.plots] == [list(STORAGES)] * 2
+
+
 def test_a_storage_that_loses_a_row_is_found(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     from sash.lab.session import _Shifted
 

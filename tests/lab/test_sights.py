@@ -88,6 +88,14 @@ def test_myth_of_constant_memory(context: Context) -> None:
     assert {row["stack"]: row["growth"] for row in found.rows} == {"full": 7 * 256, "hybrid": 256, "pure": 0}
 
 
+def test_growth_is_taken_past_the_window_between_whole_pages_or_not(context: Context) -> None:
+    # In tokens: 1 lies below the window, where a hybrid grows as full attention does; 50 and 101 end within pages.
+    found = myths.measure_growth(context, (0.2, 10, 20.2))
+    assert found.verdict is Verdict.HOLDS, found.sentence
+    with pytest.raises(NotApplicable, match="two lengths past the window of 5"):
+        myths.measure_growth(context, (0.2, 10))
+
+
 @pytest.mark.parametrize(
     ("short", "long", "verdict"),
     [(1.0, 1.5, Verdict.HOLDS), (1.2, 1.5, Verdict.FAILS), (1.0, 1.0, Verdict.FAILS)],
@@ -100,6 +108,12 @@ def test_myth_of_speed_is_judged_by_its_figures(short: float, long: float, verdi
     ]
     found = myths._speed_finding(8, plan, rows)
     assert found.verdict is verdict and f"{long:.2f} times as long" in found.sentence
+
+
+def test_speed_is_not_judged_without_a_short_text() -> None:
+    rows = [myths._speed_row("write", 400, {"windows": [0.1], "full": [0.2]})]
+    with pytest.raises(NotApplicable, match="below the window of 8"):
+        myths._speed_finding(8, myths.SpeedPlan((50,), 2, (), 1), rows)
 
 
 def test_myth_of_speed_measures_both(context: Context) -> None:
@@ -153,7 +167,7 @@ def test_every_number_has_a_unit(context: Context) -> None:
         reach.measure(context, reach.Plan(30, 3, 1)),
         sweep.measure(context, sweep.Plan((4,), 24)),
         myths.measure_mask(context, (3.2, 6.4)),
-        myths.measure_growth(context, (3.2, 6.4)),
+        myths.measure_growth(context, (6.4, 12.8)),
     ):
         assert numbers_have_units(found) and all(plot.x.unit and plot.y.unit and plot.reading for plot in found.plots)
     assert not numbers_have_units(replace(found, units={}))

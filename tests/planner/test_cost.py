@@ -10,7 +10,7 @@ from sash.planner.advice import NEEDS, Needs, advise
 from sash.planner.capacity import Layout, Precision
 from sash.planner.compute import attention_flop, attention_total_flop, crossover_prompt, crossover_token, linear_flop
 from sash.planner.designs import MILLION, designs, forms, policies
-from sash.planner.estimates import estimates
+from sash.planner.estimates import estimates, reach_of
 from sash.planner.plan import Tier, document, make_plan
 from sash.planner.presets import find_preset, published
 from sash.planner.shapes import LayerKind, Shapes
@@ -18,7 +18,7 @@ from sash.planner.solve import Question, solve
 from sash.planner.speed import Device, Habits, decode_step, devices, find_device, prefill
 from sash.planner.units import amount, seconds, share, size, spaced
 from sash.spec.errors import ConfigError
-from sash.spec.span import Span
+from sash.spec.span import Span, SpanKind
 
 G = 2**30
 TYPED = Shapes(
@@ -126,17 +126,69 @@ def test_rules_of_thumb_beside_exact_values() -> None:
     assert found["ring memory"].estimate == 62 * 32 * 256 * 2 * 1024
     assert found["ring memory"].exact == 52 * 16 * 256 * 2 * 1024
     assert (found["window memory in prefill"].estimate, found["window memory in prefill"].exact) == (2064, 1040)
-    assert found["receptive field"].estimate == 52 * 1024
+    reach = found["receptive field of the windows"]
+    assert (reach.estimate, reach.exact) == (52 * 1024, 1536)
+    pure = found["a hybrid's memory"]
+    assert (pure.estimate, pure.exact) == (507_904 * 1024, 81_920 * 32_768 + 425_984 * 1024)
     assert found["ratio of the pools"].exact == pytest.approx(65 / 2048)
     assert found["gain over a uniform cache"].estimate == pytest.approx(1.20, abs=0.005)
     equal = {e.name: e for e in estimates(Layout(preset("gemma-2-2b")), 8192, 8000, G)}
     assert equal["gain over a uniform cache"].estimate == pytest.approx(1.11, abs=0.005)
-    assert found["context from which a hybrid pays"].exact == 65 * 16 + 1
+    assert found["context from which windows pay"].exact == 65 * 16 + 1
     overtakes = found["attention overtakes the linear layers"]
     assert overtakes.factor == pytest.approx(0.5, rel=0.01)
     full = {e.name: e for e in estimates(Layout(preset("llama-3-8b")), 8192, 8000, 16 * G)}
     assert full["KV calculators"].factor == 1
     assert "ring memory" not in full
+
+
+def typed(count: int, span: Span) -> Shapes:
+    return Shapes("typed", (LayerKind(count, span, 4, 2, 8, 8),))
+
+
+def test_reach_is_never_more_than_the_layers_can_pass_on() -> None:
+    assert reach_of(typed(1, Span.sliding(100))) == (100, 100)
+    assert reach_of(typed(10, Span.sliding(100))) == (991, 150)
+    assert reach_of(typed(10, Span.chunked(100)))[1] is None
+    for span in (Span.chunked(100), Span(SpanKind.REFERENCE, 100)):
+        assert not any("receptive" in e.name for e in estimates(Layout(typed(10, span)), 1000, 900, G))
+    assert "nothing from before their chunk" in " ".join(
+        a.because for a in advise(solve(typed(10, Span.chunked(100)), Question()), "distant")
+    )
+
+
+def test_a_reference_window_pays_at_no_length_of_its_own() -> None:
+    names = {e.name: e.exact for e in estimates(Layout(preset("unlimited-ocr")), 16_384, 8000, G)}
+    assert names["reference window"] == 128
+    assert "context from which windows pay" not in names and "window memory in prefill" not in names
+
+
+def test_rules_of_rings_take_the_rows_of_rings() -> None:
+    layout = Layout(preset("mimo-v2-flash"), Precision(window_kv="int8"))
+    found = {e.name: e for e in estimates(layout, 4096, 4000, G)}
+    assert found["ring memory"].exact == 39 * 8 * (192 + 128) * 129
+
+
+@pytest.mark.parametrize("span", [Span.full(), Span.sliding(64), Span.chunked(64)], ids=str)
+def test_one_layer_is_no_hybrid(span: Span) -> None:
+    plan = make_plan(typed(1, span), Question(context=4096))
+    assert [cost["name"] for cost in document(plan)["million_tokens"]] == [
+        "full",
+        "pure window",
+        "R-SWA",
+        "sparse",
+        "linear",
+    ]
+    assert plan.advice()[0].do.startswith("full")
+
+
+def test_latent_attention_multiplies_other_heads_than_it_stores() -> None:
+    """DeepSeek-V3 stores 512 + 64 numbers; each of 128 heads multiplies a key of 192 and a value of 128."""
+    layout = Layout(preset("deepseek-v3"))
+    assert sum(layout.token_bytes.values()) == 61 * 576 * 2
+    assert attention_flop(layout.shapes, 99, 100) == 100 * 61 * 2 * 128 * (192 + 128)
+    linear = {c.name: c for c in designs(layout)}["linear"]
+    assert linear.held_bytes == 61 * 128 * 192 * 128 * 4
 
 
 def spoken(name: str, needs: Needs = "distant", **question: int) -> dict[str, str]:
@@ -161,6 +213,12 @@ def test_advice_follows_length_needs_and_memory() -> None:
     assert spoken("llama-3.1-70b", context=2048)["span"].startswith("full")
     assert spoken("llama-3.1-70b", context=100_000, requests=8)["span"].startswith("hybrid")
     assert spoken("llama-3.1-8b", context=8192)["ring"].startswith("no ring is needed")
+    for name, own in (("llama-3.1-70b", "full"), ("mistral-7b", "pure window")):
+        said = spoken(name, context=32_768, requests=32)["span"]
+        assert said.startswith("hybrid") and f"this model is {own}: that needs another one" in said
+    assert "needs another" not in spoken("gemma-3-27b", context=32_768, requests=32)["span"]
+    assert "needs another" not in spoken("gemma-3-27b", context=2048)["span"]  # full rows would do, and it has them
+    assert "needs another" not in spoken("mistral-7b", context=2048)["span"]
     assert set(NEEDS) == set(get_args(Needs))
 
 

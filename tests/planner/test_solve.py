@@ -105,13 +105,28 @@ def test_experts_that_a_step_reads() -> None:
         (Question(requests=0), "--concurrency"),
         (Question(page_size=0), "--page-size"),
         (Question(answer=0), "--answer"),
-        (Question(context=200_000), "at most 131072"),
         (Question(memory_bytes=G, kv_bytes=G), "give one"),
     ],
 )
 def test_what_cannot_be_is_refused(question: Question, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         solve(shapes(), question)
+
+
+def test_a_context_beyond_the_model_s_own_is_planned_and_told() -> None:
+    answer = solve(shapes(), Question(context=200_000))
+    assert (answer.fits, answer.context, answer.beyond) == (True, 200_000, 200_000 - 131_072)
+    assert solve(shapes(), Question(context=131_072)).beyond == 0
+    typed = Shapes("typed", (LayerKind(1, Span.full(), 1, 1, 8, 8),))  # nobody knows what it was made for
+    assert solve(typed, Question(context=200_000)).beyond == 0
+
+
+def test_pools_without_room_for_a_request_are_empty() -> None:
+    scout, known = shapes("llama-4-scout"), Question(kv="bfloat16", context=32_768, requests=1)
+    least = solve(scout, known).needed_bytes
+    assert all(solve(scout, replace(known, kv_bytes=least)).pages)
+    for less in (0, 10**9, least - 1):
+        assert solve(scout, replace(known, kv_bytes=less)).pages == (0, 0)
 
 
 def test_unknown_weights_need_a_number_or_the_pools_alone() -> None:

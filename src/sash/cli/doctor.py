@@ -17,6 +17,7 @@ from sash.spec.errors import ConfigError
 if TYPE_CHECKING:
     from sash.doctor.finding import Finding
     from sash.spec.config import EngineConfig
+    from sash.spec.locate import ModelSource
 
 Say = Callable[[str], None]
 
@@ -54,6 +55,11 @@ def doctor(
     order = order_of(symptom)
     if sum(given is not None for given in (model, url, log)) != 1:
         raise ConfigError("give one of MODEL, --url http://127.0.0.1:8000 and --log FILE")
+    if transformers and model is None:
+        raise ConfigError("--transformers needs a MODEL that transformers can load")
+    if engine.given() and (model is None or transformers):
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in engine.given())
+        raise ConfigError(f"{options}: options of an engine that sash starts; leave them out, or name a MODEL of sash")
     with _stages() as say:
         found = _findings(model, url, log, engine, say, transformers=transformers, api_key=api_key)
     findings = ordered(found, order)
@@ -100,7 +106,7 @@ def _of_model(model: str, engine: EngineOptions, say: Say) -> list[Finding]:
     options = EngineConfig(**engine.given())  # type: ignore[arg-type]
     source = locate(model, allow_config=True)
     if source.kind == "config":
-        return _of_config(model, options)
+        return _of_config(source, options)
     import logging
 
     import structlog
@@ -115,13 +121,12 @@ def _of_model(model: str, engine: EngineOptions, say: Say) -> list[Finding]:
     return examine_model(model, options, say)
 
 
-def _of_config(model: str, options: EngineConfig) -> list[Finding]:
+def _of_config(source: ModelSource, options: EngineConfig) -> list[Finding]:
     from sash.doctor.settings import setting_findings
     from sash.spec.load import load_spec
-    from sash.spec.locate import locate
     from sash.spec.machine import probe_cpu
 
-    spec = load_spec(locate(model, allow_config=True))
+    spec = load_spec(source)
     return setting_findings(spec, options.resolve(spec, probe_cpu()))
 
 

@@ -7,6 +7,7 @@ from sash.planner.compute import attention_flop, crossover_prompt, crossover_tok
 from sash.planner.designs import MILLION
 from sash.planner.plan import Plan
 from sash.planner.shapes import Shapes
+from sash.planner.speed import prefill
 from sash.planner.units import amount, figures, seconds, share, size, spaced, tokens_of
 
 
@@ -18,6 +19,8 @@ def print_plan(plan: Plan, *, everything: bool) -> None:
     page.say(page.styled(first, "1;32" if plan.answer.fits else "1;31"))
     for line in more:
         page.say(line)
+    if plan.answer.beyond:
+        page.say(page.styled(warning(plan), "1;33"))
     if plan.answer.context:
         _memory(page, plan)
         page.say("")
@@ -79,6 +82,15 @@ def headline(plan: Plan) -> list[str]:
     if a.fits and a.requests > 1 and a.solved != "memory":
         lines.append(f"one request alone: up to {tokens_of(plan.longest())}")
     return lines
+
+
+def warning(plan: Plan) -> str:
+    """For a context beyond the model's own: what still holds of the plan, and what doesn't."""
+    a = plan.answer
+    return (
+        f"warning: {tokens_of(a.beyond)} more than the model was made for ({spaced(a.shapes.max_position)}): bytes and "
+        "times hold, but answers get worse there unless its positions are scaled (such as by YaRN), windows or not"
+    )
 
 
 def _missing(plan: Plan) -> str:
@@ -172,7 +184,11 @@ def _policies(page: Page, plan: Plan) -> None:
 def _tiers(page: Page, plan: Plan) -> None:
     if not plan.tiers:
         return
-    a, times = plan.answer, plan.times()
+    a, device = plan.answer, plan.device
+    anew = "give --device or --measure"
+    if device is not None:
+        known = plan.shapes.weights is not None
+        anew = seconds(prefill(plan.layout, device, a.context).total_s) if known else "give --params"
     each = plan.layout.held_bytes(a.context, a.prompt)
     rows = [
         (
@@ -180,7 +196,7 @@ def _tiers(page: Page, plan: Plan) -> None:
             size(t.num_bytes),
             spaced(t.num_bytes // each),
             seconds(each / t.read_bytes_per_s) if t.read_bytes_per_s else "give @RATE",
-            seconds(times["prefill"].total_s) if times else "give --device or --measure",
+            anew,
         )
         for t in plan.tiers
     ]

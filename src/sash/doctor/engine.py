@@ -25,7 +25,7 @@ from sash.doctor.rows import (
     own_losses,
     rows_finding,
 )
-from sash.doctor.settings import CHUNK, chunk_finding, setting_findings
+from sash.doctor.settings import chunk_finding, setting_findings
 from sash.doctor.timing import KERNELS, TIME, kernel_finding, time_finding
 from sash.doctor.watch import Loss, Probe, Watch
 from sash.engine.build import build_core, probe
@@ -245,6 +245,3 @@ def _broken(error: str) -> Finding:
         "the engine can't run this model as it is set up",
         "sash generate MODEL --debug shows where",
     )
-
-
-__all__ = ["CHUNK", "EXAMINED", "KERNELS", "TIME", "examine", "examine_model", "merged"]

@@ -46,5 +46,8 @@ def skipped(name: str, why: str) -> Finding:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0 where nothing is wrong, 1 where something is."""
-    return int(any(f.status in (Status.WARN, Status.FAIL) for f in findings))
+    """0 where nothing is wrong, 1 where something is, 2 where nothing could be looked at."""
+    seen = {f.status for f in findings} - {Status.SKIPPED}
+    if not seen:
+        return 2
+    return int(seen != {Status.OK})

@@ -34,6 +34,8 @@ def summary(findings: Sequence[Finding]) -> str:
     """One line: how many checks found something, and the first of them."""
     wrong = [f.name for f in findings if f.status in _WRONG]
     looked = sum(f.status is not Status.SKIPPED for f in findings)
+    if not looked:
+        return "Nothing could be looked at here."
     checks = f"{looked} check{'s' * (looked != 1)}"
     if not wrong:
         return f"{checks}, nothing wrong."

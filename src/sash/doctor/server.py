@@ -12,7 +12,7 @@ from typing import Any
 
 from sash.doctor.client import Client, Reply, ServerError
 from sash.doctor.finding import Finding, Status, ok, skipped
-from sash.doctor.outside import LATENCY, LINE, RECALL, Timed, filler, latency_finding, line_finding, recall_finding
+from sash.doctor.outside import LINE, Timed, filler, latency_finding, line_finding, recall_finding
 from sash.doctor.statistics import grown_finding, stats_findings, work_findings
 
 ALIVE, ISOLATED, BOUNDED = "alive", "batch-isolated", "cache-bounded"
@@ -214,6 +214,3 @@ def _company(speaker: Speaker) -> Finding:
         "requests of a batch mix: one reads rows or lengths of another",
         "sash doctor MODEL --symptom batch shows which rows are lost",
     )
-
-
-__all__ = ["LATENCY", "RECALL", "examine_server"]

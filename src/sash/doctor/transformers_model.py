@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from sash.doctor.finding import Finding, Status, ok
-from sash.doctor.outside import LINE, Timed, filler, latency_finding, line_finding, recall_finding
+from sash.doctor.outside import Timed, filler, latency_finding, line_finding, recall_finding
 from sash.spec.errors import ConfigError, ModelError
 
-BOUNDED, USED = "cache-bounded", "window-used"
+USED = "window-used"
 
 
 @dataclass
@@ -123,6 +123,3 @@ def _used(theirs: Theirs, window: int | None) -> Finding:
             "sash generate MODEL stores windows only",
         )
     return ok(USED, seen)
-
-
-__all__ = ["BOUNDED", "LINE", "Theirs", "examine_theirs", "open_theirs"]

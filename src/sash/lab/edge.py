@@ -71,13 +71,15 @@ def _finding(window: int, count: int, plan: Plan, lines: dict[str, list[float]])
     sentence = (
         f"In window layers the largest weight at a distance of {window} or more is "
         f"{'exactly 0' if beyond == 0 else f'{beyond:.2e}, which must not be'}, and one step nearer, at {window - 1}, "
-        f"it is {inside:.2e}: the window ends where it should, with W counting the token itself."
+        f"it is {inside:.2e}: the window {'ends' if beyond == 0 < inside else 'does NOT end'} where it should, with W "
+        "counting the token itself."
     )
     far = [r for r in rows if not r["kernel"].startswith("window")]
     if far:
         sentence += (
             f" A full layer gives {100 * (1 - far[0]['share within W']):.0f} % of its weight to what lies beyond."
         )
+    last = max(d for r in windows for d, weight in enumerate(lines[r["kernel"]]) if weight > 0)
     plot = Plot(
         "edge",
         "Attention weight by distance",
@@ -85,7 +87,7 @@ def _finding(window: int, count: int, plan: Plan, lines: dict[str, list[float]])
         Axis("mean attention weight", "share of 1", 10),
         {label: thin([(float(d), w) for d, w in enumerate(values) if w > 0]) for label, values in lines.items()},
         marks=((float(window), f"W = {window}"),),
-        reading=f"Weights of exactly zero are not drawn: the lines of window layers end at distance {window - 1}.",
+        reading=f"Weights of exactly zero are not drawn: the lines of window layers end at distance {last}.",
     )
     units = dict.fromkeys(("at W - 1", "at W", "largest beyond", "share within W"), "share of 1")
     method = (
@@ -126,7 +128,9 @@ def _prefill_weights(weights: Weights, layer: LayerSpec, rows: Attended, first: 
     for block in range(-(-count // layer.v_head_dim)):
         v = _markers(count, block, layer.num_kv_heads, layer.v_head_dim, rows.v.dtype)
         out, _ = weights.ops.attention(
-            *(rows.q, KVRows(rows.k, v), no_planes(rows.k, v), in_hand(layer.span, count)), scale=layer.scale
+            *(rows.q, KVRows(rows.k, v), no_planes(rows.k, v), in_hand(layer.span, count)),
+            scale=layer.scale,
+            softcap=layer.softcap,
         )
         parts.append(out[first:].float())
     return torch.cat(parts, -1)[..., :count]
@@ -138,8 +142,9 @@ def _decode_weights(weights: Weights, layer: LayerSpec, rows: Attended, first: i
     for block in range(-(-count // layer.v_head_dim)):
         v = _markers(count, block, layer.num_kv_heads, layer.v_head_dim, rows.v.dtype)
         one = _one_layer(weights, layer, count)
-        one.step(rows.q[:first], rows.k[:first], v[:first], layer.scale)
-        steps = [one.step(rows.q[i : i + 1], rows.k[i : i + 1], v[i : i + 1], layer.scale) for i in range(first, count)]
+        pieces = [slice(0, first), *(slice(i, i + 1) for i in range(first, count))]
+        how = (layer.scale, layer.softcap)
+        steps = [one.step(rows.q[at], rows.k[at], v[at], *how) for at in pieces][1:]
         parts.append(torch.cat(steps).float())
     return torch.cat(parts, -1)[..., :count]
 

@@ -55,7 +55,9 @@ class OneLayer:
         """Bytes of the pages that the request holds now."""
         return self._ledger.stats()[0].held * self._page_bytes
 
-    def step(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    def step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, softcap: float = 0.0
+    ) -> torch.Tensor:
         """Attend with the next rows and store them: q [N, Hq, D], k and v [N, H, D] to [N, Hq, D].
 
         Rows are written before they attend, or after it, as in the engine's steps.
@@ -69,7 +71,9 @@ class OneLayer:
         if view.early is not None:
             self.pool.write(0, rows, *view.early)
         started = time.perf_counter()
-        out: torch.Tensor = self._ops.attention(q, rows, self.pool.layers[0], view.batch, scale=scale)[0]
+        out: torch.Tensor = self._ops.attention(q, rows, self.pool.layers[0], view.batch, scale=scale, softcap=softcap)[
+            0
+        ]
         self.attention_s = time.perf_counter() - started
         if view.late is not None:
             self.pool.write(0, rows, *view.late)

@@ -292,7 +292,7 @@ def _finding(plan: Plan, rows: list[dict[str, Any]], worst: dict[str, float], dt
         {name: [(n, by[n, name]["fastest"]) for n in plan.lengths] for name in names},
         marks=marks,
         reading=f"Making the window's keys and values anew costs "
-        f"{by[last, 're-computation']['fastest'] / ring['fastest']:.1f} times a step of the ring, at every length.",
+        f"{by[last, 're-computation']['fastest'] / ring['fastest']:.1f} times a step of the ring at {last} tokens.",
     )
     memory = Plot(
         "ring-layer-memory",

@@ -58,12 +58,11 @@ def weight_bytes(count: WeightCount, kind: str) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model's rows are stored. ``slack`` rows stay below every window (drafts)."""
+    """How a model's rows are stored."""
 
     shapes: Shapes
     precision: Precision = Precision()
     page_size: int = 16
-    slack: int = 0
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
@@ -84,7 +83,6 @@ class Layout:
             page_size=self.page_size,
             max_model_len=context,
             max_num_seqs=requests,
-            slack=self.slack,
         )
 
     def request_bytes(self, context: int) -> int:
@@ -99,7 +97,7 @@ class Layout:
         """Pages per group that a request whose prompt has ``prompt`` of its tokens holds at its end."""
         rows = max(context - 1, 1)
         bounds = (group.span.bind(prompt) for group in self.shapes.groups)
-        return tuple(table_shape(b, self.page_size, context, slack=self.slack).pages(rows) for b in bounds)
+        return tuple(table_shape(b, self.page_size, context).pages(rows) for b in bounds)
 
     def held_bytes(self, context: int, prompt: int) -> int:
         """Bytes of ``held_pages``."""

@@ -4,6 +4,7 @@ a policy. What each holds, reads and computes, so that they can be compared for 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from sash.planner.capacity import Layout
 from sash.planner.compute import attention_flop, attention_total_flop
@@ -53,10 +54,13 @@ class Policy:
     note: str
 
 
-def hybrid_of(shapes: Shapes) -> Shapes:
-    """The model if it is a hybrid, else one full layer in six and a window of 1024 in the others."""
+def hybrid_of(shapes: Shapes) -> Shapes | None:
+    """The model if it is a hybrid, else one full layer in six and a window of 1024 in the others; None: one layer
+    can't be both."""
     if shapes.hybrid:
         return shapes
+    if shapes.num_layers < 2:
+        return None
     return shapes.respanned(Span.sliding(HYBRID_WINDOW), round(shapes.num_layers / HYBRID_EVERY) or 1)
 
 
@@ -73,52 +77,44 @@ def reference_of(shapes: Shapes) -> Shapes:
 
 
 def forms(shapes: Shapes) -> dict[str, Shapes]:
-    """The model's layers as full, hybrid, pure windows and reference windows."""
+    """The model's layers as full, hybrid (where there are two), pure windows and reference windows."""
+    hybrid = hybrid_of(shapes)
     return {
         "full": shapes.respanned(Span.full()),
-        "hybrid": hybrid_of(shapes),
+        **({"hybrid": hybrid} if hybrid else {}),
         "pure window": shapes.respanned(Span.sliding(window_of(shapes))),
         "R-SWA": reference_of(shapes),
     }
 
 
+def form_of(shapes: Shapes) -> str:
+    """Which of ``forms`` the model is."""
+    if shapes.hybrid:
+        return "hybrid"
+    if not shapes.windows:
+        return "full"
+    reference = any(kind.span.kind is SpanKind.REFERENCE for kind in shapes.kinds)
+    return "R-SWA" if reference else "pure window"
+
+
 def designs(layout: Layout, tokens: int = MILLION, prompt: int = MILLION_PROMPT) -> tuple[Cost, ...]:
     """What ``tokens`` tokens cost each way; the reference window's prompt has ``prompt`` of them."""
     shapes, prompt = layout.shapes, min(prompt, tokens)
-    full, hybrid, pure, reference = forms(shapes).values()
-    window, narrow = window_of(shapes), max(hybrid.windows)
-    return (
-        _cost("full", "every layer sees everything", layout, full, tokens, tokens, "all facts; memory and time grow"),
-        _cost(
-            "hybrid",
-            f"{hybrid.count(False)} full, {hybrid.count(True)} of window {narrow}",
-            layout,
-            hybrid,
-            tokens,
-            tokens,
-            f"all facts through {hybrid.count(False)} layers",
-        ),
-        _cost(
-            "pure window",
-            f"window {window} in every layer",
-            layout,
-            pure,
-            tokens,
-            tokens,
-            f"facts older than {window} tokens only as far as layers pass them on",
-        ),
-        _cost(
-            "R-SWA",
-            f"prompt of {spaced(prompt)} and the last {max(reference.windows)}",
-            layout,
-            reference,
-            tokens,
-            prompt,
-            "the prompt; its own answer only lately",
-        ),
-        _sparse(layout, full, tokens),
-        _linear(shapes, tokens),
-    )
+    out = []
+    for name, form in forms(shapes).items():
+        full, windows = form.count(False), form.count(True)
+        width = max(form.windows, default=0)
+        rule, gives = {
+            "full": ("every layer sees everything", "all facts; memory and time grow"),
+            "hybrid": (f"{full} full, {windows} of window {width}", f"all facts through {full} layers"),
+            "pure window": (
+                f"window {width} in every layer",
+                f"facts older than {width} tokens only as far as layers pass them on",
+            ),
+            "R-SWA": (f"prompt of {spaced(prompt)} and the last {width}", "the prompt; its own answer only lately"),
+        }[name]
+        out.append(_cost(name, rule, layout, form, tokens, prompt if name == "R-SWA" else tokens, gives))
+    return (*out, _sparse(layout, shapes.respanned(Span.full()), tokens), _linear(shapes, tokens))
 
 
 def _cost(name: str, rule: str, layout: Layout, shapes: Shapes, tokens: int, prompt: int, gives: str) -> Cost:
@@ -145,7 +141,7 @@ def _sparse(layout: Layout, full: Shapes, tokens: int) -> Cost:
 
 
 def _linear(shapes: Shapes, tokens: int) -> Cost:
-    cells = sum(k.count * k.num_heads * k.head_dim * max(k.v_head_dim, 1) for k in shapes.kinds)
+    cells = sum(k.count * k.num_heads * prod(k.head_dims) for k in shapes.kinds)
     return Cost(
         "linear",
         "a state of key by value in each head, no rows",
@@ -166,7 +162,9 @@ def policies(layout: Layout) -> tuple[Policy, ...]:
     ]
     if "int8" not in layout.dtypes:
         rows = replace(layout.precision, kv="int8", window_kv=None)
-        out.append(Policy("int8 rows", replace(layout, precision=rows), False, "within 0.3 % of perplexity"))
+        out.append(
+            Policy("int8 rows", replace(layout, precision=rows), False, "perplexity of two small models within 0.3 %")
+        )
     if shapes.count(False):
         for recent in RECENT:
             span = Span.sliding(recent - SINKS, SINKS)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sash.planner.capacity import Layout, largest, ring_pages
 from sash.planner.compute import crossover_prompt, crossover_token
+from sash.planner.shapes import Shapes
 from sash.spec.footprint import KV_BYTES
+from sash.spec.span import Span, SpanKind
 
 CHUNK = 512
 SHARED_RATIO = 0.8
 UTILISATION = 0.8
-# Effective reach of stacked windows beside the residual path, in windows (facts: about 1.5, not the number of layers).
+# Effective reach of stacked windows beside the residual path, in windows: about 1.5, not the number of layers.
 REACH_WINDOWS = 1.5
 
 
@@ -39,12 +41,23 @@ def estimates(layout: Layout, context: int, prompt: int, kv_bytes: int) -> tuple
     if shapes.hidden:
         out += _deployment(layout, context, prompt, kv_bytes)
     if shapes.windows:
-        out += [*_heads(layout), _reserved(layout, context), _reach(layout), _pays_from(layout)]
+        out += _heads(layout)
+    if _reference(shapes):
+        out += _reference(shapes)  # what its layers hold depends on the prompt, not on W
+    elif shapes.windows:
+        out += [_reserved(layout, context), *_reach(shapes), _pays_from(layout)]
     if shapes.hybrid:
         out += [_like_pure(layout, context, prompt), *_ratio(layout, context)]
     if shapes.weights is not None:
         out += _crossover(layout)
     return tuple(out)
+
+
+def _reference(shapes: Shapes) -> list[Estimate]:
+    """Of a model that has reference windows; else none."""
+    widths = [kind.span.window for kind in shapes.kinds if kind.span.kind is SpanKind.REFERENCE]
+    why = "the window is the model's: another one gives other answers"
+    return [Estimate("reference window", "reference_window 512", "tokens", 512, max(widths), why)] if widths else []
 
 
 def _calculator(layout: Layout, context: int, prompt: int) -> Estimate:
@@ -104,24 +117,22 @@ def _deployment(layout: Layout, context: int, prompt: int, kv_bytes: int) -> lis
 
 
 def _heads(layout: Layout) -> list[Estimate]:
-    """Attention heads in place of KV heads, over all layers."""
-    out = []
-    for kind in layout.shapes.kinds:
-        if not kind.span.bounded or kind.shared:
-            continue
-        size, window = KV_BYTES[layout.precision.of(layout.shapes.groups[0])], kind.span.window
-        row = (kind.head_dim + kind.v_head_dim) * size * window
-        out.append(
-            Estimate(
-                "ring memory",
-                "2 · layers · attention heads · head size · W · bytes",
-                "bytes",
-                layout.shapes.num_layers * kind.num_heads * row,
-                kind.count * kind.num_kv_heads * row,
-                "KV heads store rows, and only window layers have a ring",
-            )
+    """Attention heads in place of KV heads, over all layers; of the first kind that has a ring."""
+    kind = next((k for k in layout.shapes.kinds if k.span.bounded and not k.shared), None)
+    if kind is None:
+        return []
+    size = KV_BYTES[layout.precision.window_kv or layout.precision.kv]
+    row = (kind.head_dim + kind.v_head_dim) * size * kind.span.window
+    return [
+        Estimate(
+            "ring memory",
+            "2 · layers · attention heads · head size · W · bytes",
+            "bytes",
+            layout.shapes.num_layers * kind.num_heads * row,
+            kind.count * kind.num_kv_heads * row,
+            "KV heads store rows, and only window layers have a ring",
         )
-    return out[:1]
+    ]
 
 
 def _reserved(layout: Layout, context: int) -> Estimate:
@@ -136,27 +147,42 @@ def _reserved(layout: Layout, context: int) -> Estimate:
     )
 
 
-def _reach(layout: Layout) -> Estimate:
-    window, layers = max(layout.shapes.windows), layout.shapes.count(True)
-    return Estimate(
-        "receptive field",
-        "L · W",
-        "tokens",
-        layers * window,
-        REACH_WINDOWS * window,
-        "an upper bound; beside the residual path about 1.5 W arrive",
-    )
+def reach_of(shapes: Shapes) -> tuple[int, int | None]:
+    """Tokens that can reach an answer through the layers of sliding windows, the newest among them: at the very most,
+    and about how many do with strength (None: no such layers; nothing crosses the edge of a chunk)."""
+    spans = [(kind.span, kind.count) for kind in shapes.kinds if kind.span.kind is SpanKind.SLIDING]
+    if not spans:
+        return max(shapes.windows, default=0), None
+    most = 1 + sum(count * (span.window - 1) for span, count in spans)
+    return most, min(int(REACH_WINDOWS * max(span.window for span, _ in spans)), most)
+
+
+def _reach(shapes: Shapes) -> list[Estimate]:
+    _, likely = reach_of(shapes)
+    if likely is None:
+        return []
+    window = max(shapes.windows)
+    full = "; full layers see everything" if shapes.hybrid else ""
+    return [
+        Estimate(
+            "receptive field of the windows" if shapes.hybrid else "receptive field",
+            "L · W",
+            "tokens",
+            shapes.count(True) * window,
+            likely,
+            f"an upper bound; beside the residual path about 1.5 W arrive{full}",
+        )
+    ]
 
 
 def _like_pure(layout: Layout, context: int, prompt: int) -> Estimate:
-    exact = layout.row_bytes(context, prompt)
-    groups = layout.shapes.groups
+    pure = replace(layout, shapes=layout.shapes.respanned(Span.sliding(max(layout.shapes.windows))))
     return Estimate(
         "a hybrid's memory",
         "close to pure windows",
         "bytes",
-        sum(exact[g.name] for g in groups if g.bounded),
-        sum(exact.values()),
+        sum(pure.row_bytes(context, prompt).values()),
+        sum(layout.row_bytes(context, prompt).values()),
         "full layers grow: the share of full storage tends to F / (F + S)",
     )
 
@@ -192,7 +218,7 @@ def _pays_from(layout: Layout) -> Estimate:
         return layout.request_bytes(tokens) >= layout.uniform_bytes(tokens)
 
     return Estimate(
-        "context from which a hybrid pays",
+        "context from which windows pay",
         "10 000 tokens (elsewhere 32 000)",
         "tokens",
         10_000,

@@ -67,9 +67,9 @@ class Plan:
         return tuple(PoolRow(r, pages, self.layout.fitting(pages, max(a.context, 1), a.prompt)) for r, pages in splits)
 
     def longest(self) -> int:
-        """The longest context of a request that has the pools for itself, at most the model's own."""
+        """The longest context of a request that has the pools for itself, at most the model's own or what was asked."""
         a = self.answer
-        limit = self.shapes.max_position or MAX_CONTEXT
+        limit = max(self.shapes.max_position, a.context) if self.shapes.max_position else MAX_CONTEXT
         return self.layout.longest_context(1, a.kv_bytes, limit, a.context - a.prompt or 1)
 
     def advice(self) -> tuple[Advice, ...]:
@@ -133,6 +133,7 @@ def document(plan: Plan) -> dict[str, Any]:
             "fits": a.fits,
             "precision": asdict(layout.precision),
             "context_tokens": a.context,
+            "beyond_model_tokens": a.beyond,
             "prompt_tokens": a.prompt,
             "requests": a.requests,
             "memory_bytes": a.memory_bytes,

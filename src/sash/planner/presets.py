@@ -73,7 +73,7 @@ def _kind(entry: dict[str, Any], layer: dict[str, Any]) -> LayerKind:
         head_dim=head_dim,
         v_head_dim=own.get("v_head_dim", head_dim),
         shared=own.get("shared", False),
-        products_per_pair=own.get("products_per_pair", 0),
+        multiplied=tuple(own["multiplied"]) if "multiplied" in own else None,
     )
 
 

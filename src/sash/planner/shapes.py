@@ -23,8 +23,8 @@ class LayerKind:
         num_kv_heads: heads of K and V that a row stores.
         head_dim, v_head_dim: elements of a stored key and of a stored value, per KV head.
         shared: they read the K and V of an earlier layer and store none.
-        products_per_pair: multiplications for one query and one key over all heads; 0: as
-            num_heads · (head_dim + v_head_dim) has it. Latent attention (MLA) differs.
+        multiplied: dimensions of key and value that each query head multiplies, where these aren't the stored
+            ones: latent attention (MLA) stores one narrow row and makes keys and values of it.
     """
 
     count: int
@@ -34,12 +34,17 @@ class LayerKind:
     head_dim: int
     v_head_dim: int
     shared: bool = False
-    products_per_pair: int = 0
+    multiplied: tuple[int, int] | None = None
+
+    @property
+    def head_dims(self) -> tuple[int, int]:
+        """Dimensions of the key and of the value that a query head multiplies."""
+        return self.multiplied or (self.head_dim, self.v_head_dim)
 
     @property
     def pair_flop(self) -> int:
         """Operations of one layer for one query and one key that it sees."""
-        return 2 * (self.products_per_pair or self.num_heads * (self.head_dim + self.v_head_dim))
+        return 2 * self.num_heads * sum(self.head_dims)
 
 
 @dataclass(frozen=True, slots=True)

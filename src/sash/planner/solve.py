@@ -33,7 +33,6 @@ class Question:
         requests: that run at once.
         answer: tokens of the context that are generated (half of it at most).
         page_size: tokens in a page.
-        slack: rows kept below a window.
     """
 
     memory_bytes: int | None = None
@@ -46,7 +45,6 @@ class Question:
     requests: int | None = None
     answer: int = DEFAULT_ANSWER
     page_size: int = 16
-    slack: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +72,16 @@ class Answer:
 
     @property
     def pages(self) -> tuple[int, ...]:
-        """Pages of each pool at the automatic split."""
-        return self.layout.pools(max(self.context, 1), max(self.requests, 1), self.kv_bytes)
+        """Pages of each pool at the automatic split; none where not even one request fits."""
+        context = max(self.context, 1)
+        if self.kv_bytes < self.layout.request_bytes(context):
+            return (0,) * len(self.shapes.groups)
+        return self.layout.pools(context, max(self.requests, 1), self.kv_bytes)
+
+    @property
+    def beyond(self) -> int:
+        """Tokens of the context past the longest that the model was made for; 0 where that is unknown."""
+        return max(self.context - self.shapes.max_position, 0) if self.shapes.max_position else 0
 
 
 def solve(shapes: Shapes, question: Question) -> Answer:
@@ -116,10 +122,6 @@ def _check(shapes: Shapes, question: Question) -> None:
         raise ConfigError(f"--page-size must be at least 1, got {question.page_size}; the default is 16")
     if question.answer < 1:
         raise ConfigError(f"--answer must be at least 1 token, got {question.answer}; the default is {DEFAULT_ANSWER}")
-    if question.context is not None and shapes.max_position and question.context > shapes.max_position:
-        raise ConfigError(
-            f"--context {question.context} is longer than {shapes.name} was made for; use at most {shapes.max_position}"
-        )
 
 
 def _precision_of(question: Question) -> Precision:
@@ -127,7 +129,7 @@ def _precision_of(question: Question) -> Precision:
 
 
 def _layout(shapes: Shapes, question: Question, precision: Precision) -> Layout:
-    return Layout(shapes, precision, question.page_size, question.slack)
+    return Layout(shapes, precision, question.page_size)
 
 
 def _budget(shapes: Shapes, question: Question, precision: Precision) -> int:
@@ -183,7 +185,7 @@ def _precision(shapes: Shapes, question: Question) -> Answer:
     rows = (question.kv,) if question.kv else ROWS
     answer = None
     for kind, row in product(weights, rows):
-        # Narrower rows before narrower weights only where rows are what is short.
+        # Rows are narrowed before weights: that changes answers least.
         layout = _layout(shapes, question, Precision(kind, row, question.window_kv))
         solved: Quantity = "check" if len(weights) * len(rows) == 1 else "precision"
         answer = _answer(question, solved, layout, question.context, question.requests)
