@@ -28,7 +28,6 @@ def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts of tests rest on outputs and counts, never on how fast the machine is."""
     monkeypatch.setattr(stall, "_SHARE", float("inf"))
     monkeypatch.setattr(chunk, "_SLOWER", 0.0)
-    monkeypatch.setattr(ratio, "_CLOSE", 0.0)
     # In a test's large process it takes half a second.
     monkeypatch.setattr(memory, "bytes_at_rest", lambda: 0)
 

@@ -73,7 +73,7 @@ def measure(context: Context, plan: Plan, weigh: Callable[..., Any] = apart) -> 
     return _finding(context, plan, length, found, peaks)
 
 
-def _options(length: int, chunk: int) -> dict[str, int]:
+def _options(length: int, chunk: int) -> dict[str, Any]:
     return {"max_model_len": length, "max_num_seqs": 1, "max_num_batched_tokens": chunk}
 
 

@@ -42,6 +42,10 @@ Each layer sees its window only. But layers stand on one another, and so news ma
 With this behind us, four sentences that are often heard about windows can be put to the test. Each chapter's claim is
 what is right, and its verdict is about that.
 """,
+    "memory": """
+So far this was about windows. The last chapters are about the engine around them: whether its own figures are true,
+and what happens when prompts are long and requests are many.
+""",
 }
 
 GLOSSARY: tuple[tuple[str, str], ...] = (
