@@ -42,6 +42,9 @@ def main(
     repeats: Annotated[int, typer.Option(help="Alternating runs of each comparison.", min=1)] = 3,
     others: Annotated[str, typer.Option(help="Servers to compare with between commas, or none.")] = "llama-server,vllm",
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = HERE,
+    only_others: Annotated[
+        bool, typer.Option("--only-others", help="Compare with the other servers again; keep the rest of the record.")
+    ] = False,
     render_only: Annotated[
         bool, typer.Option("--render-only", help="Draw the record that is there once more.")
     ] = False,
@@ -57,7 +60,10 @@ def main(
             with tempfile.TemporaryDirectory() as folder:
                 cache = cache_dir()
                 bench = Bench(plan, Path(folder), cache / "clients", cache / "peers", HERE / "locustfile.py", print)
-                record = bench.run()
+                if only_others:
+                    record = bench.run_others(json.loads(record_file.read_text(encoding="utf-8")))
+                else:
+                    record = bench.run()
             out.mkdir(parents=True, exist_ok=True)
             record_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         files = render(json.loads(record_file.read_text(encoding="utf-8")), out)

@@ -133,6 +133,13 @@ class Bench:
             "absent": absent,
         }
 
+    def run_others(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The record with the comparison with other servers made anew; it then has a date and commit of its own."""
+        self._say("loading sash's server")
+        with closing(self._serve(sash_launch(self._setting))) as server:
+            others, absent = self._others(server)
+        return {**record, "others": {**others, **circumstances(Path(__file__))}, "absent": absent}
+
     def _offline(self) -> Worker:
         env = {"OMP_NUM_THREADS": str(self.plan.threads)}
         worker = Worker("sash offline", [sys.executable, "-P", "-m", "sash.bench.serving.offline"], env)

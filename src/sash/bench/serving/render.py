@@ -133,7 +133,8 @@ def _others(record: Record) -> str:
         for name, rate in rates.items()
     ]
     parts = [
-        f"The same load at {others['concurrency']}, the servers in turn; milliseconds are medians.",
+        f"The same load at {others['concurrency']}, the servers in turn; milliseconds are medians."
+        + (f" Measured on {others['date']}, commit {others['commit']}." if "date" in others else ""),
         _table(["server", "tok/s", "failed", *_NAMES.values()], rows),
     ]
     if best:
