@@ -68,6 +68,8 @@ def _chosen(answer: Answer, needs: Needs, sizes: dict[str, int]) -> tuple[str, s
     weights = answer.weight_bytes
     if weights is not None and caches <= min(answer.kv_bytes, int(_SMALL * weights)):
         return "full", f"caches take {size(caches)} in all, {share(caches, weights)} of the weights"
+    if shapes.num_layers == 1:
+        return "full", "one layer alone is no hybrid"
     return "hybrid", f"{hybrid_of(shapes).count(False)} full layers see everything"
 
 

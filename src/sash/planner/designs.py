@@ -54,8 +54,9 @@ class Policy:
 
 
 def hybrid_of(shapes: Shapes) -> Shapes:
-    """The model if it is a hybrid, else one full layer in six and a window of 1024 in the others."""
-    if shapes.hybrid:
+    """The model if it is a hybrid or has one layer alone, else one full layer in six and a window of 1024 in the
+    others."""
+    if shapes.hybrid or shapes.num_layers == 1:
         return shapes
     return shapes.respanned(Span.sliding(HYBRID_WINDOW), round(shapes.num_layers / HYBRID_EVERY) or 1)
 
@@ -73,10 +74,11 @@ def reference_of(shapes: Shapes) -> Shapes:
 
 
 def forms(shapes: Shapes) -> dict[str, Shapes]:
-    """The model's layers as full, hybrid, pure windows and reference windows."""
+    """The model's layers as full, hybrid (where there are two at least), pure windows and reference windows."""
+    hybrid = {"hybrid": hybrid_of(shapes)} if shapes.num_layers > 1 else {}
     return {
         "full": shapes.respanned(Span.full()),
-        "hybrid": hybrid_of(shapes),
+        **hybrid,
         "pure window": shapes.respanned(Span.sliding(window_of(shapes))),
         "R-SWA": reference_of(shapes),
     }
@@ -85,19 +87,12 @@ def forms(shapes: Shapes) -> dict[str, Shapes]:
 def designs(layout: Layout, tokens: int = MILLION, prompt: int = MILLION_PROMPT) -> tuple[Cost, ...]:
     """What ``tokens`` tokens cost each way; the reference window's prompt has ``prompt`` of them."""
     shapes, prompt = layout.shapes, min(prompt, tokens)
-    full, hybrid, pure, reference = forms(shapes).values()
-    window, narrow = window_of(shapes), max(hybrid.windows)
+    made = forms(shapes)
+    full, pure, reference = made["full"], made["pure window"], made["R-SWA"]
+    window = window_of(shapes)
     return (
         _cost("full", "every layer sees everything", layout, full, tokens, tokens, "all facts; memory and time grow"),
-        _cost(
-            "hybrid",
-            f"{hybrid.count(False)} full, {hybrid.count(True)} of window {narrow}",
-            layout,
-            hybrid,
-            tokens,
-            tokens,
-            f"all facts through {hybrid.count(False)} layers",
-        ),
+        *(_hybrid(layout, made["hybrid"], tokens) if "hybrid" in made else ()),
         _cost(
             "pure window",
             f"window {window} in every layer",
@@ -119,6 +114,12 @@ def designs(layout: Layout, tokens: int = MILLION, prompt: int = MILLION_PROMPT)
         _sparse(layout, full, tokens),
         _linear(shapes, tokens),
     )
+
+
+def _hybrid(layout: Layout, shapes: Shapes, tokens: int) -> tuple[Cost]:
+    full = shapes.count(False)
+    rule = f"{full} full, {shapes.count(True)} of window {max(shapes.windows)}"
+    return (_cost("hybrid", rule, layout, shapes, tokens, tokens, f"all facts through {full} layers"),)
 
 
 def _cost(name: str, rule: str, layout: Layout, shapes: Shapes, tokens: int, prompt: int, gives: str) -> Cost:
