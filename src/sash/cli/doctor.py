@@ -54,6 +54,12 @@ def doctor(
     order = order_of(symptom)
     if sum(given is not None for given in (model, url, log)) != 1:
         raise ConfigError("give one of MODEL, --url http://127.0.0.1:8000 and --log FILE")
+    if transformers and model is None:
+        raise ConfigError("--transformers runs a MODEL: name one in place of --url or --log")
+    unused = [] if model is not None and not transformers else sorted(engine.given())
+    if unused:
+        names = ", ".join("--" + name.replace("_", "-") for name in unused)
+        raise ConfigError(f"{names} would have no effect: options of the engine go with MODEL (without --transformers)")
     with _stages() as say:
         found = _findings(model, url, log, engine, say, transformers=transformers, api_key=api_key)
     findings = ordered(found, order)
