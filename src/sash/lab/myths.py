@@ -87,9 +87,14 @@ def run_growth(context: Context) -> Finding:
 
 def measure_growth(context: Context, shares: tuple[float, ...]) -> Finding:
     window, lengths, spec = _needs_window(context), context.in_windows(shares), context.spec
+    past = [n for n in lengths if n >= 2 * window]
+    if len(past) < 2:
+        raise NotApplicable(
+            f"growth is seen between two lengths past the window, such as --lengths {2 * window},{4 * window}"
+        )
     kinds = {"full": all_full(spec), "hybrid": spec, "pure": all_windows(spec, window)}
     held = {name: _held(context, "ring", it, lengths) for name, it in context.track("myth-growth", list(kinds.items()))}
-    a, b = lengths[-2], lengths[-1]
+    a, b = past[-2:]
     slopes = {name: (sizes[-1] - sizes[-2]) / (b - a) for name, sizes in held.items()}
     config = context.weights.built.config
     predicted = sum(
@@ -154,6 +159,8 @@ def run_speed(context: Context) -> Finding:
 
 def measure_speed(context: Context, plan: SpeedPlan) -> Finding:
     window, lengths = _needs_window(context), context.in_windows(plan.lengths, plan.steps)
+    if context.lengths and lengths[0] + plan.steps > window:
+        raise NotApplicable(f"one length must lie below the window of {window} with {plan.steps} more: see --lengths.")
     specs = {"windows": None, "full": all_full(context.spec)}
     text = context.ids(lengths[-1] + plan.steps)
     sessions = {name: Session(context.weights, "ring", len(text), spec) for name, spec in specs.items()}
