@@ -160,12 +160,33 @@ def test_times_tiers_and_ratios(run: Run) -> None:
         (["gemma-3-1b", "--device", "h200", "--measure"], "give one of them"),
         (["gemma-3-1b", "--memory", "1GB", "--kv-memory", "1GB"], "give one of them"),
         (["gemma-3-1b", "--params", "0"], "--params must be"),
+        (["gemma-3-1b", "--memory", "9" * 400], "--memory must be below 10^18"),
+        (["gemma-3-1b", "--concurrency", "9" * 400], "--concurrency must be at most"),
+        (["gemma-3-1b", "--page-size", "9" * 400], "--page-size must be at most"),
+        (["--layers", "999999999", "--kv-heads", "2", "--head-dim", "8"], "--layers must be at most 10000"),
+        (["--layers", "3", "--kv-heads", "9" * 400, "--head-dim", "8"], "--kv-heads must be at most"),
+        (["gemma-3-1b", "--plot", "."], "--plot . can't be written"),
+        (["gemma-3-1b", "--plot", "picture"], "name a file such as plan.svg"),
     ],
 )
 def test_bad_input_is_refused_by_name(run: Run, arguments: list[str], words: str) -> None:
     outcome = run("plan", *arguments)
     assert outcome.code == 2
     assert words in outcome.err
+
+
+@pytest.mark.parametrize("window", [[], ["--window", "1"], ["--window", "4k"]])
+def test_one_layer_is_no_hybrid(run: Run, window: list[str]) -> None:
+    outcome = run("plan", "--layers", "1", "--kv-heads", "1", "--head-dim", "8", "--kv-memory", "1GB", *window, "--all")
+    assert outcome.code == 0 and "pure window" in outcome.out
+    assert not any(line.startswith("hybrid") for line in outcome.out.splitlines())
+
+
+def test_a_context_beyond_every_float(run: Run, config: Path) -> None:
+    """Pages of a ring at lengths that a float can't count."""
+    values = json.loads(config.read_text()) | {"max_position_embeddings": 1 << 63}
+    config.write_text(json.dumps(values))
+    assert run("plan", str(config), "--window", "8", "--kv-memory", "1GB", "--context", "64", "--json").code == 0
 
 
 def test_a_description_that_is_not_understood_says_what_to_do(run: Run, tmp_path: Path) -> None:

@@ -78,6 +78,16 @@ def test_start_lines(tmp_path: Path) -> None:
     assert result["latency"].status is result["slow-requests"].status is Status.SKIPPED
 
 
+def test_numbers_that_are_none_and_lines_too_deep(tmp_path: Path) -> None:
+    odd = [
+        "[" * 100_000,
+        '{"event": "serving"}',
+        *(f'{json.dumps(request())[:-1]}, "status": {n}}}' for n in ("NaN", "1e999")),
+    ]
+    result = found(tmp_path, *odd, request(duration_s=float("inf")), request())
+    assert "1 answers" in result["latency"].evidence and "1 are not sash's" in result["failures"].evidence
+
+
 def test_what_is_no_log(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no line that sash wrote \\(2 others\\)"):
         found(tmp_path, "hello", '{"a": 1}')

@@ -166,3 +166,57 @@ def test_what_is_no_server() -> None:
         examine_server(Client("http://127.0.0.1:9"))
     with pytest.raises(ConfigError, match="must begin with http"):
         Client("127.0.0.1:8000")
+
+
+@pytest.mark.parametrize("models", ["text", [1], {"data": None}, {"data": {"a": 1}}, {"data": ["x"]}, {"data": [{}]}])
+def test_models_in_no_known_form(other: str, monkeypatch: pytest.MonkeyPatch, models: object) -> None:
+    monkeypatch.setattr(Other, "do_GET", lambda self: self._send(models))
+    with pytest.raises(ServerError, match="no OpenAI-compatible server"):
+        examine_server(Client(other))
+
+
+@pytest.mark.parametrize("stats", [{}, {"state": "ready", "engine": {}, "model": {"names": []}}])
+def test_statistics_of_another_version(other: str, monkeypatch: pytest.MonkeyPatch, stats: dict[str, Any]) -> None:
+    monkeypatch.setattr(Other, "do_GET", lambda self: self._send({"versions": {"sash": "1"}, **stats}))
+    with pytest.raises(ServerError, match="tells less than this version"):
+        examine_server(Client(other))
+
+
+@pytest.mark.parametrize("body", [{"choices": ["x"]}, {"choices": {"a": 1}}, {"choices": [None]}, [1]])
+def test_answers_in_no_known_form(other: str, monkeypatch: pytest.MonkeyPatch, body: object) -> None:
+    monkeypatch.setattr(Other, "do_POST", lambda self: self._send(body))
+    with pytest.raises(ServerError, match="/v1/completions answered 200"):
+        examine_server(Client(other))
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        ({"error": {"message": "engine died"}}, "broke off: engine died"),
+        ({"choices": 5}, "streamed nothing"),
+        ({"choices": ["a"], "usage": 7}, "streamed nothing"),
+        ("[" * 100_000, "broke off"),
+    ],
+)
+def test_streams_in_no_known_form(other: str, monkeypatch: pytest.MonkeyPatch, event: object, message: str) -> None:
+    text = event if isinstance(event, str) else json.dumps(event)
+    monkeypatch.setattr(Other, "do_POST", lambda self: self._send(f"data: {text}\n\ndata: [DONE]\n\n"))
+    with pytest.raises(ServerError, match=message):
+        Client(other).stream("/v1/completions", {"prompt": "a"})
+
+
+@pytest.mark.parametrize(
+    "more", [{"usage": [1]}, {"usage": {"prompt_tokens": "many"}}, {"choices": [{"text": 5, "logprobs": "none"}]}]
+)
+def test_fields_of_another_kind_are_as_if_left_out(
+    other: str, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    body = {"choices": [{"text": "x", "logprobs": {"token_logprobs": 5}}], **more}
+
+    def answer(self: Other) -> None:
+        streams = json.loads(self.rfile.read(int(self.headers["Content-Length"]))).get("stream")
+        self._send(f"data: {json.dumps(body)}\n\n" if streams else body)
+
+    monkeypatch.setattr(Other, "do_POST", answer)
+    found = {f.name: f for f in examine_server(Client(other))}
+    assert "no log-probabilities" in found["batch-isolated"].evidence

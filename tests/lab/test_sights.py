@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -171,3 +172,14 @@ def test_every_number_has_a_unit(context: Context) -> None:
     ):
         assert numbers_have_units(found) and all(plot.x.unit and plot.y.unit and plot.reading for plot in found.plots)
     assert not numbers_have_units(replace(found, units={}))
+
+
+@pytest.mark.parametrize("lengths", [(1,), (1, 40), (1, 2, 3)])
+def test_growth_wants_two_lengths_past_the_window(folder: Path, lengths: tuple[int, ...]) -> None:
+    with pytest.raises(NotApplicable, match="such as --lengths 10,20"):
+        myths.run_growth(Context(str(folder), quick=True, threads=1, lengths=lengths))
+
+
+def test_speed_wants_a_length_inside_the_window(folder: Path) -> None:
+    with pytest.raises(NotApplicable, match="below the window of 5"):
+        myths.run_speed(Context(str(folder), quick=True, threads=1, lengths=(40,)))

@@ -60,6 +60,9 @@ def test_every_kind_of_value_comes_from_the_environment_and_from_the_file(tmp_pa
         ("model: m\ntool_call_parser: own", {}, "tool_call_parser must be auto, hermes, mistral, llama3, gemma"),
         ("model: m\napi_key: [é]", {}, "api_key must be a text of ASCII"),
         ("model: m\napi_key: ['a ']", {}, "api_key must be a text of ASCII characters without spaces around it"),
+        ("model: m\nserved_model_name: ''", {}, "served_model_name must not be empty"),
+        ("model: m\nseed: 99999999999999999999", {}, "seed must lie between"),
+        ("model: m", {"PAGE_SIZE": "9" * 30}, "page_size must lie between"),
         ("- a", {}, "must hold names and values"),
         ("a: [", {}, "is not valid YAML"),
         ("!!python/object/apply:os.system ['false']", {}, "is not valid YAML"),
@@ -68,6 +71,14 @@ def test_every_kind_of_value_comes_from_the_environment_and_from_the_file(tmp_pa
 def test_what_can_not_work_is_refused(tmp_path: Path, yaml: str, environ: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         configured(tmp_path, yaml, environ)
+
+
+def test_certificates_that_can_not_be_used_are_refused_before_the_model_loads(tmp_path: Path) -> None:
+    junk = tmp_path / "junk.pem"
+    for content in ("", "no certificate"):
+        junk.write_text(content)
+        with pytest.raises(ConfigError, match=r"tls_cert=.*tls_key=.*can't be used .*: give a certificate in PEM"):
+            configured(tmp_path, model="m", tls_cert=junk, tls_key=junk)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:

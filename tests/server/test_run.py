@@ -234,6 +234,7 @@ def test_keys_and_certificates(serve: Serve, tmp_path: Path) -> None:
         (["--page-size", "0"], "page_size must be at least 1"),
         (["--port", "70000"], "port must be 0 to 65535"),
         (["--host", "no.such.host.invalid"], "is no address of this machine"),
+        (["--host", "a" * 300], "is no address of this machine"),
         (["--tls-cert", "/nowhere"], "tls_cert and tls_key go together"),
         (["--jobs-dir", "/dev/null/jobs"], "jobs_dir: .* can't be written .*--jobs-dir"),
     ],
@@ -242,6 +243,13 @@ def test_what_can_not_work_ends_with_2_and_a_reason(serve: Serve, flags: list[st
     served = serve(*flags)
     assert served.end() == 2
     assert re.search(message, served.raw) and "Traceback" not in served.raw
+
+
+def test_a_broken_template_is_refused(serve: Serve, tmp_path: Path) -> None:
+    template = tmp_path / "broken.jinja"
+    template.write_text("{% for message in messages %}{{ message")
+    served = serve("--chat-template", str(template))
+    assert served.end() == 2 and "is not valid jinja" in served.raw and str(template) in served.raw
 
 
 def test_a_taken_port_is_refused(serve: Serve) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from sash.cli.options import option_panel, with_options
 from sash.cli.streams import print_json
 from sash.spec.errors import ConfigError
 from sash.spec.footprint import KV_BYTES
+from sash.spec.locate import SHOWN
 
 # The planner loads inside the command: no other command needs it.
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from sash.planner.speed import Device
 
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_MOST = 10**18
 _TOKENS = {"": 1, "k": 2**10, "m": 2**20}
 _WEIGHTS = {"": 1, "m": 10**6, "b": 10**9, "t": 10**12}
 _DTYPES = {
@@ -248,7 +251,10 @@ def _number(option: str, text: str | None, units: dict[str, int], example: str, 
     match = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({names})?{suffix}", text.strip().lower())
     if not match:
         raise ConfigError(f"{option} must be a number such as {example}, got {text!r}")
-    return int(float(match[1]) * units[match[2] or ""])
+    value = Decimal(match[1]) * units[match[2] or ""]
+    if value > _MOST:
+        raise ConfigError(f"{option} must be below 10^18, such as {example}, got {text[:SHOWN]!r}")
+    return int(value)
 
 
 def _dtype(option: str, text: str | None, allowed: object) -> str | None:

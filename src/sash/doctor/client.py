@@ -89,15 +89,16 @@ class Client:
         try:
             with self._open(path, {**body, "stream": True, "stream_options": {"include_usage": True}}) as response:
                 for event in _events(response):
-                    if event.get("usage"):
-                        tokens = event["usage"].get("prompt_tokens")
-                    for choice in event.get("choices", ())[:1]:
-                        text += choice.get("text") or ""
+                    if event.get("error"):
+                        raise ServerError(f"{self.url}{path} broke off: {_message(event)}")
+                    tokens = count_of(fields(event.get("usage")).get("prompt_tokens")) or tokens
+                    if choice := first(event.get("choices")):
+                        text += str(choice.get("text") or "")
                         times.append(time.perf_counter())
         except urllib.error.HTTPError as error:
             with error:
                 raise ServerError(f"{self.url}{path} answered {error.code}: {_message(_json(error.read()))}") from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
             raise ServerError(f"{self.url}{path} broke off ({error})") from error
         if not times:
             raise ServerError(f"{self.url}{path} streamed nothing")
@@ -114,10 +115,25 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
                 yield event
 
 
+def fields(value: object) -> Mapping[str, Any]:
+    """An object of an answer; none where something else stands there."""
+    return value if isinstance(value, dict) else {}
+
+
+def first(value: object) -> Mapping[str, Any]:
+    """The first object of a list of them."""
+    return fields(value[0]) if isinstance(value, list) and value else {}
+
+
+def count_of(value: object) -> int | None:
+    """A number of tokens, where it can be one."""
+    return value if type(value) is int and 0 < value < 1 << 40 else None
+
+
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return data.decode("utf-8", "replace")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -95,7 +96,7 @@ def read_log(path: Path) -> Log:
 def _add(log: Log, line: str) -> None:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if isinstance(value, dict) and "event" in value:
         log.events.append(value)
@@ -244,7 +245,7 @@ def _asked(log: Log) -> list[Mapping[str, Any]]:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def events(lines: Iterable[str]) -> Log:

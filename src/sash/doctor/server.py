@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from sash.doctor.client import Client, Reply, ServerError
+from sash.doctor.client import Client, Reply, ServerError, count_of, fields, first
 from sash.doctor.finding import Finding, Status, ok, skipped
 from sash.doctor.outside import LINE, Timed, filler, latency_finding, line_finding, recall_finding
 from sash.doctor.statistics import grown_finding, stats_findings, work_findings
@@ -36,8 +36,8 @@ class Speaker:
     def of(cls, client: Client, model: str) -> Speaker:
         """One that knows how many tokens a word takes there, where the server tells."""
         words = 40
-        usage = cls(client, model).whole(filler(words), 1).get("usage") or {}
-        return cls(client, model, max(int(usage.get("prompt_tokens") or words) / words, 1.0))
+        usage = fields(cls(client, model).whole(filler(words), 1).get("usage"))
+        return cls(client, model, max((count_of(usage.get("prompt_tokens")) or words) / words, 1.0))
 
     def body(self, prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
         """A greedy completion."""
@@ -55,14 +55,13 @@ class Speaker:
         choice = self.complete(prompt, max_tokens)
         return str(choice.get("text") or "")
 
-    def complete(self, prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
+    def complete(self, prompt: str, max_tokens: int, **more: Any) -> Mapping[str, Any]:
         """The first choice of an answer.
 
         Raises:
             ServerError: there is none.
         """
-        choice: dict[str, Any] = self.whole(prompt, max_tokens, **more)["choices"][0]
-        return choice
+        return first(self.whole(prompt, max_tokens, **more)["choices"])
 
     def whole(self, prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
         """An answer's body.
@@ -71,7 +70,7 @@ class Speaker:
             ServerError: there is none.
         """
         reply = self.client.call("/v1/completions", self.body(prompt, max_tokens, **more))
-        if reply.status != 200 or not isinstance(reply.body, dict) or not reply.body.get("choices"):
+        if reply.status != 200 or not first(fields(reply.body).get("choices")):
             raise ServerError(f"{self.client.url}/v1/completions answered {reply.status}: {str(reply.body)[:300]}")
         body: dict[str, Any] = reply.body
         return body
@@ -89,7 +88,7 @@ def examine_server(client: Client, say: Say = lambda _: None) -> list[Finding]:
     stats = _stats(client)
     if stats is None:
         return _foreign(client, models, say)
-    if stats["state"] != "ready":
+    if stats["state"] != "ready" or stats["engine"] is None:
         return [_not_ready(client, stats)]
     alive = ok(ALIVE, f"sash {stats['versions'].get('sash', '')} at {client.url}, {stats['model']['names'][0]}: ready")
     speaker = Speaker.of(client, stats["model"]["names"][0])
@@ -109,8 +108,10 @@ def _stats(client: Client) -> dict[str, Any] | None:
     """/stats of a sash server; None where it is none."""
     reply = client.call("/stats")
     body = reply.body
-    if reply.status != 200 or not isinstance(body, dict) or "sash" not in body.get("versions", {}):
+    if reply.status != 200 or not isinstance(body, dict) or "sash" not in fields(body.get("versions")):
         return None
+    if not ("state" in body and "engine" in body and fields(body.get("model")).get("names")):
+        raise ServerError(f"{client.url}/stats tells less than this version of sash reads; use the server's own sash")
     return body
 
 
@@ -156,15 +157,15 @@ def _outside(speaker: Speaker, window: int | None, limit: int | None, say: Say) 
 
 
 def _foreign(client: Client, models: Reply, say: Say) -> list[Finding]:
-    if models.status != 200 or not isinstance(models.body, dict) or not models.body.get("data"):
+    entry = first(fields(models.body).get("data"))
+    name = entry.get("id")
+    if models.status != 200 or not isinstance(name, str):
         raise ServerError(
             f"{client.url} is no OpenAI-compatible server: /v1/models answered {models.status}; give its address, such "
             f"as http://127.0.0.1:8000"
         )
-    entry = models.body["data"][0]
-    limit = entry.get("max_model_len")
-    alive = ok(ALIVE, f"{client.url} serves {entry['id']}; it is not sash, so only its outside is seen")
-    findings, times = _outside(Speaker.of(client, entry["id"]), None, limit if isinstance(limit, int) else None, say)
+    alive = ok(ALIVE, f"{client.url} serves {name}; it is not sash, so only its outside is seen")
+    findings, times = _outside(Speaker.of(client, name), None, count_of(entry.get("max_model_len")), say)
     usage = _told_usage(client)
     return [alive, *findings, ok(LINE, usage) if usage else line_finding(times, None)]
 
@@ -189,8 +190,8 @@ def _company(speaker: Speaker) -> Finding:
     prompt = f"Once upon a time, {filler(40, ratio)}"
 
     def ask(text: str) -> list[float]:
-        scores = speaker.complete(text, 4, logprobs=1).get("logprobs") or {}
-        return [s for s in scores.get("token_logprobs") or [] if isinstance(s, int | float)]
+        scores = fields(speaker.complete(text, 4, logprobs=1).get("logprobs")).get("token_logprobs")
+        return [s for s in scores if isinstance(s, int | float)] if isinstance(scores, list) else []
 
     try:
         alone = ask(prompt)

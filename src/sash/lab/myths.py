@@ -93,7 +93,9 @@ def measure_growth(context: Context, shares: tuple[float, ...]) -> Finding:
     page = engine_config({}).page_size
     past = [n for n in lengths if n >= window + page]  # where rings are full
     if len(past) < 2:
-        raise NotApplicable(f"growth needs two lengths past the window of {window}; here are {lengths}.")
+        raise NotApplicable(
+            f"growth needs two lengths past the window of {window}, such as --lengths {2 * window},{4 * window}"
+        )
     kinds = {"full": all_full(spec), "hybrid": spec, "pure": all_windows(spec, window)}
     held = {name: _held(context, "ring", it, lengths) for name, it in context.track("myth-growth", list(kinds.items()))}
     a, b = past[-2:]
@@ -165,6 +167,8 @@ def run_speed(context: Context) -> Finding:
 
 def measure_speed(context: Context, plan: SpeedPlan) -> Finding:
     window, lengths = _needs_window(context), context.in_windows(plan.lengths, plan.steps)
+    if context.lengths and lengths[0] + plan.steps > window:
+        raise NotApplicable(f"one length must lie below the window of {window} with {plan.steps} more: see --lengths.")
     specs = {"windows": None, "full": all_full(context.spec)}
     text = context.ids(lengths[-1] + plan.steps)
     sessions = {name: Session(context.weights, "ring", len(text), spec) for name, spec in specs.items()}

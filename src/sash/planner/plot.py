@@ -32,6 +32,8 @@ def draw(plan: Plan, file: Path) -> None:
     _work(plan, work)
     figure.suptitle(f"{plan.shapes.name}, {plan.layout.precision.describe()}")
     try:
+        if not file.suffix or file.is_dir():  # matplotlib would write another file beside it
+            raise ValueError("it has no ending that names a format")
         figure.savefig(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--plot {file} can't be written ({error}); name a file such as plan.svg") from error

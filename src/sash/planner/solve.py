@@ -118,6 +118,9 @@ def _check(shapes: Shapes, question: Question) -> None:
     for name, value in (("--context", question.context), ("--concurrency", question.requests)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
+    for name, value in (("--concurrency", question.requests), ("--page-size", question.page_size)):
+        if value is not None and value > MAX_CONTEXT:
+            raise ConfigError(f"{name} must be at most {MAX_CONTEXT}, got more")
     if question.page_size < 1:
         raise ConfigError(f"--page-size must be at least 1, got {question.page_size}; the default is 16")
     if question.answer < 1:

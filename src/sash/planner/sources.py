@@ -10,8 +10,11 @@ from sash.planner.shapes import LayerKind, Shapes, shapes_of
 from sash.spec.errors import ConfigError, ModelError
 from sash.spec.load import load_spec
 from sash.spec.locate import HUB_ID, SHOWN, ModelSource, locate
+from sash.spec.model import MAX_LAYERS
 from sash.spec.span import Span, SpanKind
 
+# No model is wider; more would only leave the numbers that can be counted with.
+_MAX_SIZE = 1 << 20
 _SIZES = ("layers", "heads", "kv_heads", "head_dim", "v_head_dim")
 
 
@@ -102,6 +105,9 @@ def _typed(typed: TypedShapes, span: Span | None) -> Shapes:
         value = getattr(typed, name)
         if value is not None and value < 1:
             raise ConfigError(f"{_flag(name)} must be at least 1, got {value}")
+        most = MAX_LAYERS if name == "layers" else _MAX_SIZE
+        if value is not None and value > most:
+            raise ConfigError(f"{_flag(name)} must be at most {most}, got more")
     assert typed.layers and typed.kv_heads and typed.head_dim
     heads = typed.heads or typed.kv_heads
     if heads % typed.kv_heads:

@@ -21,7 +21,8 @@ from sash.server.routes import chat, completions, health, jobs, metrics, models,
 from sash.server.settings import ServerSettings
 from sash.server.state import ServerState
 from sash.server.telemetry.exposition import Exposition
-from sash.spec.errors import ConfigError, SashError
+from sash.spec.errors import ConfigError, ModelError, SashError
+from sash.text.chat import check_template
 
 ROUTERS = (
     health.router,
@@ -111,11 +112,15 @@ def _read_template(settings: ServerSettings) -> str | None:
     if settings.chat_template is None:
         return None
     try:
-        return settings.chat_template.read_text(encoding="utf-8")
+        text = settings.chat_template.read_text(encoding="utf-8")
+        check_template(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"chat_template {settings.chat_template} can't be read ({error}); name a Jinja file in UTF-8"
         ) from error
+    except ModelError as error:
+        raise ConfigError(f"chat_template {settings.chat_template}: {error}") from error
+    return text
 
 
 # Handlers are coroutines because plain functions would run in threads.

@@ -7,6 +7,7 @@ the environment and ``max_model_len`` (or ``max-model-len``) in the YAML file. A
 from __future__ import annotations
 
 import difflib
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +22,8 @@ from sash.spec.errors import ConfigError
 
 PREFIX = "SASH_SERVE_"
 DEFAULT_TIMEOUT_S = 300.0
+# What goes from one process to the other as a whole number.
+_WORD = 1 << 63
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 # What may be given several times has a singular name where it is given.
 _LISTS = {"api_key": "api_keys", "served_model_name": "served_model_names", "cors_origin": "cors_origins"}
@@ -73,6 +76,9 @@ def serve_config(flags: Mapping[str, Any], environ: Mapping[str, str], file: Pat
     )
     _check(settings)
     engine = {n: v for n, v in given.items() if n in EngineConfig.__dataclass_fields__}
+    for name, value in engine.items():
+        if isinstance(value, int) and not -_WORD <= value < _WORD:
+            raise ConfigError(f"{name} must lie between -2^63 and 2^63, got {str(value)[:24]}…")
     return ServeConfig(model, settings, engine)
 
 
@@ -173,6 +179,22 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     return value
 
 
+def _check_tls(cert: Path, key: Path) -> None:
+    """Refuse what TLS can't be spoken with, before a model is loaded.
+
+    Raises:
+        ConfigError: files that are no PEM, don't belong together, or want a password.
+    """
+    try:
+        # The password is asked for on a terminal unless it is given; there may be none.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: "")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"tls_cert={cert} and tls_key={key} can't be used ({error}): give a certificate in PEM and the key without "
+            "a password that belongs to it"
+        ) from error
+
+
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 
 
@@ -197,6 +219,10 @@ def _check(settings: ServerSettings) -> None:
         path = getattr(settings, name)
         if path is not None and not path.is_file():
             raise ConfigError(f"{name}={path} is no file")
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        _check_tls(settings.tls_cert, settings.tls_key)
+    if any(not name.strip() for name in settings.names):
+        raise ConfigError("served_model_name must not be empty; leave it out for the model's own name")
     if any(not key.isascii() or not key or key != key.strip() for key in settings.api_keys):
         raise ConfigError("api_key must be a text of ASCII characters without spaces around it, as header lines are")
     if settings.root_path and not settings.root_path.startswith("/"):

@@ -78,8 +78,11 @@ def bind(settings: ServerSettings) -> socket.socket:
         family, kind, _, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
-        raise ConfigError(f"host {settings.host!r} is no address of this machine: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"host {settings.host!r} is no address of this machine ({getattr(error, 'strerror', None) or error}); "
+            "127.0.0.1 is for this machine alone, 0.0.0.0 for all that reach it"
+        ) from error
     sock = socket.socket(family, kind)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -67,7 +67,8 @@ def table_shape(
     else:
         ring = ceil_div(window - 1 + slack, page_size) + 1
     ring = min(ring, rest)
-    wider = round(rest + hybrid_ratio * (ring - rest))
+    # Beyond 2^53 pages the product is rounded, and would lose the ring.
+    wider = max(round(rest + hybrid_ratio * (ring - rest)), ring)
     return TableShape(page_size, pin, wider, slack + (wider - ring) * page_size)
 
 

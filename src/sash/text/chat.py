@@ -59,13 +59,7 @@ def render_chat(
             "the model has no chat template; use sash generate, or pass --chat-template FILE "
             "(in Python: LLM.generate, or LLM.chat_prompt with chat_template)"
         )
-    try:
-        compiled = _compile(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise ModelError(
-            f"the chat template is not valid jinja (line {error.lineno}: {error}); pass another with "
-            f"--chat-template FILE (in Python: LLM.chat_prompt with chat_template)"
-        ) from error
+    compiled = check_template(source)
     names = {
         "messages": [_plain(message) for message in messages],
         "add_generation_prompt": add_generation_prompt,
@@ -76,6 +70,21 @@ def render_chat(
         return compiled.render(names | variables)
     except Exception as error:  # a template is code: it may raise anything
         raise RequestError(f"messages don't fit the model's chat template: {error}") from error
+
+
+def check_template(source: str) -> jinja2.Template:
+    """The compiled template.
+
+    Raises:
+        ModelError: it isn't valid jinja.
+    """
+    try:
+        return _compile(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(
+            f"the chat template is not valid jinja (line {error.lineno}: {error}); pass another with "
+            f"--chat-template FILE (in Python: LLM.chat_prompt with chat_template)"
+        ) from error
 
 
 def _plain(message: Message) -> dict[str, Any]:
