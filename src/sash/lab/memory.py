@@ -34,6 +34,8 @@ of its own.
 """
 _MIB = 2**20
 _COLUMNS = ("predicted", "allocated", "held", "resident before", "resident", "growth", "uniform")
+# Part of a pool that may lie in memory before the request; else what lies there after it would prove nothing.
+_UNTOUCHED = 0.1
 _NEAR = 0.02  # part by which resident bytes may differ: the system counts pages of its own
 
 
@@ -131,6 +133,7 @@ def _rows(lengths: list[int], found: dict[str, list[dict[str, int]]]) -> list[di
 def _finding(context: Context, lengths: list[int], found: dict[str, list[dict[str, int]]]) -> Finding:
     entries = [entry for of_stack in found.values() for entry in of_stack]
     exact = all(entry["predicted"] == entry["allocated"] == entry["held"] for entry in entries)
+    before = max(entry["resident before"] / entry["predicted"] for entry in entries)
     worst = max(abs(entry["resident"] / entry["predicted"] - 1) for entry in entries)
     demand = context.weights.built.config.demand
     # Full layers of every stack store what those of the model do.
@@ -150,7 +153,7 @@ def _finding(context: Context, lengths: list[int], found: dict[str, list[dict[st
         f"For {last} tokens the formula says {it['predicted'] / _MIB:.2f} MiB ({own} stack); the pools allocated "
         f"{it['allocated'] / _MIB:.2f}, pages with rows take {it['held'] / _MIB:.2f}, and {it['resident'] / _MIB:.2f} "
         f"lie in memory. Over all {len(entries)} requests the system's account differs from the formula by "
-        f"{100 * worst:.2f} % at most."
+        f"{100 * worst:.2f} % at most; before the request it was {100 * before:.1f} % of that at most."
         + _slope_words(slopes)
         + f" A cache without windows takes {it['uniform'] / _MIB:.1f} MiB, {it['uniform'] / it['predicted']:.1f} times "
         "as much."
@@ -162,7 +165,7 @@ def _finding(context: Context, lengths: list[int], found: dict[str, list[dict[st
         "Growth: what the whole process holds more after the request than before it, scratch memory given back."
     )
     units = {"length": "tokens", **dict.fromkeys(_COLUMNS, "MiB")}
-    verdict = holds(exact, worst <= _NEAR, right)
+    verdict = holds(exact, before <= _UNTOUCHED, worst <= _NEAR, right)
     plots = _plots(context, lengths, found, worst, slopes)
     return Finding("memory", verdict, sentence, _rows(lengths, found), units, plots, method)
 
