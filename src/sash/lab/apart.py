@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from sash.bench.memory import resident_bytes
 from sash.lab.context import Context
 from sash.spec.errors import SashError
 
+# Large blocks get memory of their own from glibc and give it back. Else a new block could lie where an old one was, and
+# bytes that nobody has written yet would count as resident.
+_FRESH = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 _RESET_PEAK = "5"  # proc(5): what to write to clear_refs
 
 
@@ -38,7 +42,7 @@ def apart(measure: Callable[..., Any], context: Context, **arguments: Any) -> An
     }
     name = f"{measure.__module__}:{measure.__name__}"
     command = [sys.executable, "-m", "sash.lab.apart", name, json.dumps(given)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **_FRESH})
     if done.returncode:
         last = (done.stderr.strip() or "no message").splitlines()[-1]
         raise SashError(f"the process that measures memory ended with {done.returncode}: {last}")
