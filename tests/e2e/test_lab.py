@@ -15,7 +15,7 @@ from sash.lab.catalogue import ENTRIES
 # Verdicts that rest on bytes, tokens and weights. The others rest on the clock too, and this machine may be busy.
 CLOCKLESS = (
     *("edge", "against", "ring", "ring-long", "window-sweep", "reach-toy", "reach"),
-    *("myth-mask", "myth-growth", "myth-facts"),
+    *("myth-mask", "myth-growth", "myth-facts", "memory", "batch", "ratio"),
 )
 
 
