@@ -4,6 +4,7 @@ import os
 import re
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 # Two busy cores make single examples slow at random, so no deadline; the seed is fixed so that a red run stays red.
@@ -22,3 +23,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("equivalence matrix")
         for line in coverage(rows)[0]:
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_a_library() -> None:
+    """A command or server that ran in this process before has configured the log for itself."""
+    structlog.reset_defaults()

@@ -8,12 +8,6 @@ import structlog
 from sash.spec.log import logger
 
 
-@pytest.fixture(autouse=True)
-def _unconfigured() -> None:
-    """A command that ran in this process before has its own."""
-    structlog.reset_defaults()
-
-
 def test_lines_go_to_standard_error_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     logger().info("decided", reason="because")
     out, err = capsys.readouterr()
