@@ -98,6 +98,13 @@ def test_what_does_not_fit_says_what_is_missing(run: Run) -> None:
     outcome = run("plan", "mistral-7b", "--kv-memory", "100MiB", "--context", "32k", "--concurrency", "2")
     assert outcome.code == 1
     assert "2 of 32\u202f768 tokens need 530 MiB of KV, there are 100 MiB" in outcome.out
+    assert "what would fit: 530 MiB of KV memory; or 2 requests of 769 tokens" in outcome.out
+    outcome = run("plan", "mistral-7b", "--memory", "10GiB", "--context", "4k", "--dtype", "bf16", "--json")
+    answer = json.loads(outcome.out)
+    assert [(way["change"], way["precision"]["weights"]) for way in answer["instead"]] == [
+        ("precision", "int8"),
+        ("memory", "bfloat16"),
+    ]
 
 
 @pytest.mark.parametrize("more", [[], ["--all"], ["--json"]])

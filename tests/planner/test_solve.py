@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sash.planner.capacity import Layout, Precision, largest, weight_bytes
 from sash.planner.presets import find_preset
 from sash.planner.shapes import LayerKind, Shapes, WeightCount
-from sash.planner.solve import Question, solve
+from sash.planner.solve import Question, instead, solve
 from sash.spec.errors import ConfigError
 from sash.spec.span import Span, SpanKind
 
@@ -59,6 +59,47 @@ def test_precision_is_the_widest_that_fits() -> None:
     ]
     nothing = solve(shapes(), Question(memory_bytes=4 * G, context=8192, requests=4))
     assert (nothing.fits, nothing.layout.precision) == (False, Precision("int4", "int8"))
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question(memory_bytes=8 * G, context=8192, requests=4),
+        Question(memory_bytes=40 * G, weights="bfloat16", kv="bfloat16", context=131_072, requests=3),
+        Question(memory_bytes=60 * G, weights="bfloat16", context=65_536, requests=30),
+        Question(memory_bytes=8 * G),
+        Question(memory_bytes=30 * G, reserve=4 * G, requests=2),
+        Question(kv_bytes=G // 2, context=32_768, requests=6),
+        Question(kv_bytes=1, requests=2),
+    ],
+)
+def test_what_is_offered_instead_fits(question: Question) -> None:
+    answer = solve(shapes(), question)
+    offers = instead(answer, question)
+    assert not answer.fits
+    assert any(offer.solved == "memory" for offer in offers), "enough memory always does"
+    for offer in offers:
+        precision = offer.layout.precision
+        taken = replace(
+            question,
+            weights=precision.weights,
+            kv=precision.kv,
+            context=offer.context,
+            requests=offer.requests,
+            memory_bytes=offer.memory_bytes if question.memory_bytes is not None else None,
+            kv_bytes=offer.needed_bytes if question.kv_bytes is not None else None,
+        )
+        assert solve(shapes(), taken).fits, offer.solved
+        if offer.solved != "memory":
+            limit = (taken.memory_bytes, taken.kv_bytes and taken.kv_bytes <= (question.kv_bytes or 0))
+            assert limit in ((question.memory_bytes, None), (None, True)), "within what is there"
+    assert instead(solve(shapes(), Question(memory_bytes=100 * G)), Question(memory_bytes=100 * G)) == ()
+
+
+def test_a_precision_is_offered_before_narrower_ones() -> None:
+    question = Question(memory_bytes=40 * G, weights="bfloat16", kv="bfloat16", context=8192, requests=4)
+    offers = instead(solve(shapes(), question), question)
+    assert [(o.solved, o.layout.precision.weights) for o in offers] == [("precision", "int8"), ("memory", "bfloat16")]
 
 
 def test_defaults() -> None:

@@ -7,6 +7,7 @@ from sash.planner.compute import attention_flop, crossover_prompt, crossover_tok
 from sash.planner.designs import MILLION
 from sash.planner.plan import Plan
 from sash.planner.shapes import Shapes
+from sash.planner.solve import Answer
 from sash.planner.speed import prefill
 from sash.planner.units import amount, figures, seconds, share, size, spaced, tokens_of
 
@@ -58,8 +59,7 @@ def describe(shapes: Shapes) -> str:
 def headline(plan: Plan) -> list[str]:
     """The answer in a sentence, and where the memory goes."""
     a = plan.answer
-    who = f"{a.requests} request{'' if a.requests == 1 else 's'} of {tokens_of(a.context)}"
-    precision = a.layout.precision.describe() if a.weight_bytes is not None else f"{a.layout.precision.kv} KV"
+    who, precision = _who(a), _precision(a)
     limit = f"{size(a.memory_bytes)}" if a.memory_bytes is not None else f"{size(a.kv_bytes)} of KV memory"
     if a.solved == "memory":
         what = limit if a.memory_bytes is not None else f"{size(a.needed_bytes)} of KV memory"
@@ -79,9 +79,32 @@ def headline(plan: Plan) -> list[str]:
     if a.memory_bytes is not None and a.weight_bytes is not None:
         left = f"{size(a.kv_bytes)} KV" if a.fits else "the rest KV"
         lines.append(f"= {size(a.weight_bytes)} weights + {left} + {size(a.reserve_bytes)} reserve")
+    if ways := [_way(other, plan) for other in plan.instead()]:
+        lines.append("what would fit: " + "; or ".join(ways))
     if a.fits and a.requests > 1 and a.solved != "memory":
         lines.append(f"one request alone: up to {tokens_of(plan.longest())}")
     return lines
+
+
+def _who(a: Answer) -> str:
+    return f"{a.requests} request{'' if a.requests == 1 else 's'} of {tokens_of(a.context)}"
+
+
+def _precision(a: Answer) -> str:
+    return a.layout.precision.describe() if a.weight_bytes is not None else f"{a.layout.precision.kv} KV"
+
+
+def _way(other: Answer, plan: Plan) -> str:
+    a, precision = plan.answer, other.layout.precision
+    if other.solved == "precision":
+        return _precision(other)
+    if other.solved == "memory":
+        way = f"{size(other.needed_bytes)} of KV memory" if a.memory_bytes is None else size(other.memory_bytes or 0)
+    else:
+        way = _who(other)
+    if precision == a.layout.precision:
+        return way
+    return f"{way} with {f'{precision.kv} KV' if a.memory_bytes is None else _precision(other)}"
 
 
 def warning(plan: Plan) -> str:

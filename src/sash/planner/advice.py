@@ -24,6 +24,8 @@ _WHEN = {
 }
 # A cache below this share of the weights isn't worth a compromise.
 _SMALL = 0.1
+# Attention from this share of the linear layers' operations is felt.
+_LARGE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ def _time(answer: Answer) -> Advice | None:
     cost = attention_flop(shapes, context - 1, answer.prompt)
     linear, cross = linear_flop(shapes), crossover_token(shapes)
     meets = f"the two meet at {tokens_of(cross)}" if cross else "the two never meet"
-    if cost < linear:
+    if cost < _LARGE * linear:
         return Advice(
             "time",
             "expect memory from a window here, not speed of products",
@@ -186,6 +188,6 @@ def _time(answer: Answer) -> Advice | None:
         )
     return Advice(
         "time",
-        "attention is the larger part here: windows save time as well",
-        f"at {tokens_of(context)} it costs {cost / linear:.1f} × the linear layers; {meets}",
+        "attention is a large part here: windows save time as well",
+        f"at {tokens_of(context)} it costs {share(cost, linear)} of the linear layers; {meets}",
     )

@@ -12,7 +12,7 @@ from sash.planner.compute import attention_flop, attention_prompt_flop, crossove
 from sash.planner.designs import Cost, Policy, designs, policies
 from sash.planner.estimates import Estimate, estimates
 from sash.planner.shapes import Shapes
-from sash.planner.solve import Answer, Question, solve
+from sash.planner.solve import Answer, Question, instead, solve
 from sash.planner.speed import Device, Times, decode_step, prefill
 from sash.spec.errors import ConfigError
 
@@ -43,6 +43,7 @@ class Plan:
     """Everything about one model under one question."""
 
     answer: Answer
+    question: Question
     needs: Needs
     ratios: tuple[float, ...] = RATIOS
     device: Device | None = None
@@ -71,6 +72,10 @@ class Plan:
         a = self.answer
         limit = max(self.shapes.max_position, a.context) if self.shapes.max_position else MAX_CONTEXT
         return self.layout.longest_context(1, a.kv_bytes, limit, a.context - a.prompt or 1)
+
+    def instead(self) -> tuple[Answer, ...]:
+        """Where it doesn't fit: what would."""
+        return instead(self.answer, self.question)
 
     def advice(self) -> tuple[Advice, ...]:
         """What to do."""
@@ -119,7 +124,7 @@ def make_plan(
             raise ConfigError(f"--ratio must be above 0 and at most 1, got {ratio:g}; 0.8 is usual")
     if device is not None and question.memory_bytes is None and question.kv_bytes is None and device.memory_bytes:
         question = replace(question, memory_bytes=device.memory_bytes)
-    return Plan(solve(shapes, question), needs, tuple(ratios), device, tuple(tiers))
+    return Plan(solve(shapes, question), question, needs, tuple(ratios), device, tuple(tiers))
 
 
 def document(plan: Plan) -> dict[str, Any]:
@@ -143,6 +148,7 @@ def document(plan: Plan) -> dict[str, Any]:
             "needed_kv_bytes": a.needed_bytes,
             "longest_context_alone": plan.longest(),
         },
+        "instead": [_offer(other) for other in plan.instead()],
         "groups": _groups(plan, context),
         "request": {
             "bytes": layout.request_bytes(context),
@@ -177,6 +183,17 @@ def document(plan: Plan) -> dict[str, Any]:
         "estimates": [asdict(e) | {"factor": e.factor} for e in plan.estimates()],
         "million_tokens": [asdict(cost) for cost in plan.million()],
         "advice": [asdict(advice) for advice in plan.advice()],
+    }
+
+
+def _offer(other: Answer) -> dict[str, Any]:
+    return {
+        "change": other.solved,
+        "memory_bytes": other.memory_bytes,
+        "kv_bytes": other.kv_bytes,
+        "precision": asdict(other.layout.precision),
+        "context_tokens": other.context,
+        "requests": other.requests,
     }
 
 

@@ -92,6 +92,10 @@ def solve(shapes: Shapes, question: Question) -> Answer:
         ConfigError: the weights' bytes are needed and unknown, or something is out of range.
     """
     _check(shapes, question)
+    return _solved(shapes, question)
+
+
+def _solved(shapes: Shapes, question: Question) -> Answer:
     limited = question.memory_bytes is not None or question.kv_bytes is not None
     if not limited:
         return _memory(shapes, question)
@@ -100,6 +104,32 @@ def solve(shapes: Shapes, question: Question) -> Answer:
     if question.context is None and question.requests is not None:
         return _context(shapes, question)
     return _requests(shapes, question)
+
+
+def instead(answer: Answer, question: Question) -> tuple[Answer, ...]:
+    """For an answer that doesn't fit: what would, with one of memory, precision, context and requests changed; where
+    no precision is narrow enough by itself, with the narrowest and one of the others."""
+    if answer.fits:
+        return ()
+    shapes = answer.shapes
+    asked = replace(
+        question,
+        context=answer.context or question.context or default_context(shapes),
+        requests=max(answer.requests, 1),
+    )
+    narrowest = Precision(WEIGHTS[-1] if question.kv_bytes is None else answer.layout.precision.weights, ROWS[-1])
+    narrower = _solved(shapes, replace(asked, weights=None, kv=None))
+    precisions = dict.fromkeys((answer.layout.precision, *(() if narrower.fits else (narrowest,))))
+    ways = [narrower] if narrower.fits else []
+    for precision in precisions:
+        stored = replace(asked, weights=precision.weights, kv=precision.kv)
+        for changed in (
+            replace(stored, memory_bytes=None, kv_bytes=None),
+            replace(stored, context=None),
+            replace(stored, requests=None),
+        ):
+            ways.append(_solved(shapes, changed))
+    return tuple(way for way in ways if way.fits)
 
 
 def default_context(shapes: Shapes) -> int:
