@@ -16,18 +16,20 @@ def test_a_conversation_keeps_what_was_said(run: Run, hello: ScriptedEngine) -> 
     assert len(hello.requests) == 2
 
 
-def test_a_model_without_template_is_refused_before_the_first_question(run: Run) -> None:
-    outcome = run("chat", "tiny", engine=ScriptedEngine(HELLO, tokenizer=WordTokenizer(None)), stdin="Hi\n")
-    assert outcome.code == 2
-    assert "--chat-template FILE" in outcome.err
+def test_a_model_without_template_gets_lines_and_leaves_the_users_to_them(run: Run) -> None:
+    engine = ScriptedEngine(HELLO, tokenizer=WordTokenizer(None))
+    assert run("chat", "tiny", "--stop", "END", engine=engine, stdin="Hi\n").out == "Hello!\n"
+    assert engine.tokenizer.texts[-1] == "user: Hi\nassistant:"
+    assert engine.requests[-1][1].stop == ("END", "\nuser:")
 
 
-def test_it_is_refused_before_the_weights_are_looked_for(run: Run, tmp_path: Path) -> None:
+def test_a_broken_template_is_refused_before_the_weights_are_looked_for(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "chat.jinja").write_text("{% for %}")
     Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
-    outcome = run("chat", str(tmp_path), stdin="Hi\n")
+    outcome = run("chat", str(tmp_path), "--chat-template", str(tmp_path / "chat.jinja"), stdin="Hi\n")
     assert outcome.code == 2
-    assert outcome.err.startswith("sash: the model has no chat template")
+    assert outcome.err.startswith("sash: the chat template is not valid jinja")
 
 
 def test_a_template_file_makes_it_chat(run: Run, tmp_path: Path) -> None:

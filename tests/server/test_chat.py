@@ -69,6 +69,16 @@ def test_the_models_template_is_used_then_the_servers_then_a_plain_one(tmp_path:
     assert bytes(engine.prompts[0]) == b"OWN hi"
 
 
+def test_an_answer_in_the_plain_template_ends_where_the_user_would_speak() -> None:
+    bare, own = templated(None), templated()
+    chat(bare, stop="END")
+    chat(bare, ignore_eos=True)
+    chat(own)
+    post("/v1/responses", {"input": "hi"}, bare)
+    assert [params.stop for params in bare.params] == [("END", "\nuser:"), (), ("\nuser:",)]
+    assert own.params[0].stop == ()
+
+
 def test_a_request_brings_a_template_only_where_it_is_trusted() -> None:
     body = CHAT | {"chat_template": "MINE"}
     error = refusal(PATH, body)

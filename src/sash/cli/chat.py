@@ -22,28 +22,36 @@ PROMPT = "> "
 @with_options
 def chat(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="As for generate; it needs a chat template.")],
+    model: Annotated[str, typer.Argument(help="As for generate.")],
     sampling: SamplingOptions,
     engine: EngineOptions,
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
     chat_template: Annotated[Path | None, typer.Option(help="A Jinja template, for a model that brings none.")] = None,
 ) -> None:
-    """Talk with a model. An empty line or end of input ends it; Ctrl-C cuts an answer short."""
+    """Talk with a model. An empty line or end of input ends it; Ctrl-C cuts an answer short.
+
+    A base model that brings no template, and gets none, is shown lines of "role: text".
+    """
     # Here, not above: tokenizers take longer to load than all of inspect.
-    from sash.text.chat import encode_chat
+    from sash.text.chat import PLAIN_TEMPLATE, encode_chat, end_turns
 
     params = sampling.params(engine.seed)
     if params.n != 1:
         raise RequestError(f"--n must be 1 in a chat, got {params.n}")
-    template = _template(chat_template)
+    own = _template(chat_template)
     progress = Progress()
     messages = _system(system)
 
+    def template_of(tokenizer: Tokenizer) -> str:
+        return own or tokenizer.chat_template or PLAIN_TEMPLATE
+
     def rehearse(tokenizer: Tokenizer) -> None:
-        encode_chat(tokenizer, [*messages, {"role": "user", "content": "?"}], template=template)
+        encode_chat(tokenizer, [*messages, {"role": "user", "content": "?"}], template=template_of(tokenizer))
 
     try:
         llm = open_engine(ctx, model, engine, progress, rehearse)
+        template = template_of(llm.tokenizer)
+        ends = end_turns(params, template)
         while question := _ask():
             messages.append({"role": "user", "content": question})
             said: list[str] = []
@@ -55,7 +63,7 @@ def chat(
                 sys.stdout.flush()
 
             try:
-                run = run_request(llm, encode_chat(llm.tokenizer, messages, template=template), params, show)
+                run = run_request(llm, encode_chat(llm.tokenizer, messages, template=template), ends, show)
             except KeyboardInterrupt:
                 if not said:
                     raise

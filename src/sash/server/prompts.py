@@ -16,7 +16,7 @@ from sash.server.tools.prompt import with_tools
 from sash.server.tools.toolbox import Toolbox
 from sash.spec.errors import ModelError, RequestError
 from sash.text.base import Tokenizer
-from sash.text.chat import render_chat
+from sash.text.chat import PLAIN_TEMPLATE, render_chat
 
 # Texts of so many characters together are worked on on the loop: a thread would take longer to start.
 _SHORT = 2000
@@ -24,10 +24,6 @@ _SHORT = 2000
 _RESERVED = frozenset({"tokenizer", "messages", "template", "add_generation_prompt"})
 # Stands behind the message that is to be continued while the template renders it.
 _END = "\ue0ff\ue0fe\ue0ff"
-PLAIN_TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
 T = TypeVar("T")
 
 
@@ -66,7 +62,7 @@ async def encode_messages(
         ApiError: a template that may not be used, or messages that it refuses.
     """
     tokenizer = tokenizer_of(state, "messages")
-    template = template_of(state, how)
+    template = template_of(state, how.chat_template)
     form = format_of(template, state.settings.tool_call_parser)
     messages = [_for_template(message, template) for message in given]
     messages, variables = with_tools(messages, template, form, toolbox)
@@ -121,16 +117,16 @@ def fit(state: ServerState, ids: list[int], *, keep: int | None, max_tokens: int
     return ids
 
 
-def template_of(state: ServerState, how: TemplateBody) -> str:
-    """The jinja source for a body. Raises ApiError for one of the body's own that may not be used."""
-    if how.chat_template is not None:
+def template_of(state: ServerState, requested: str | None = None) -> str:
+    """The jinja source of conversations; ``requested`` is a body's own. Raises ApiError where that may not be used."""
+    if requested is not None:
         if not state.settings.trust_request_chat_template:
             raise ApiError(
                 400,
                 "chat_template is not taken from requests here; start the server with --trust-request-chat-template",
                 param="chat_template",
             )
-        return how.chat_template
+        return requested
     own = None if state.engine.tokenizer is None else state.engine.tokenizer.chat_template
     return state.chat_template or own or PLAIN_TEMPLATE
 

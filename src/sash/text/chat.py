@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -19,9 +20,16 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sash.spec.errors import ModelError, RequestError
+from sash.spec.sampling import SamplingParams
 from sash.text.base import Tokenizer
 
 Message = Mapping[str, Any]
+# For base models, which bring none; and where an answer to it ends, since such a model would write on for its user.
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+PLAIN_STOP = "\nuser:"
 
 
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], **options: Any) -> list[int]:
@@ -70,6 +78,14 @@ def render_chat(
         return compiled.render(names | variables)
     except Exception as error:  # a template is code: it may raise anything
         raise RequestError(f"messages don't fit the model's chat template: {error}") from error
+
+
+def end_turns(params: SamplingParams, template: str) -> SamplingParams:
+    """``params`` of an answer to a conversation in ``template``; in the plain one it ends where the user would speak,
+    unless ends are to be ignored."""
+    if template != PLAIN_TEMPLATE or params.ignore_eos:
+        return params
+    return replace(params, stop=(*params.stop, PLAIN_STOP))
 
 
 def check_template(source: str) -> jinja2.Template:

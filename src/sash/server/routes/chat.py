@@ -20,6 +20,7 @@ from sash.server.structured import structured_of
 from sash.server.tools.formats import format_of
 from sash.server.tools.toolbox import Toolbox, toolbox_of
 from sash.spec.sampling import SamplingParams
+from sash.text.chat import end_turns
 
 router = new_router("generation")
 
@@ -40,7 +41,7 @@ def params_of(body: ChatRequest, state: ServerState) -> SamplingParams:
         form = toolbox.constraint(form)
         if toolbox.controls:  # else the marks of calls would be left out of the text
             body = body.model_copy(update={"skip_special_tokens": False})
-    return sampling_params(
+    params = sampling_params(
         body,
         state.default_sampling,
         state.engine.tokenizer,
@@ -49,6 +50,7 @@ def params_of(body: ChatRequest, state: ServerState) -> SamplingParams:
         prompt_logprobs=body.prompt_logprobs,
         structured_outputs=form,
     )
+    return end_turns(params, template_of(state, body.chat_template))
 
 
 async def prepare(body: ChatRequest, state: ServerState) -> Work:
@@ -66,7 +68,7 @@ async def prepare(body: ChatRequest, state: ServerState) -> Work:
 
 
 def _toolbox(body: ChatRequest, state: ServerState) -> Toolbox | None:
-    template = template_of(state, body)
+    template = template_of(state, body.chat_template)
     return toolbox_of(body, format_of(template, state.settings.tool_call_parser), template, state.engine.tokenizer)
 
 

@@ -12,7 +12,7 @@ from sash.server.errors import ApiError, as_api_error, error_responses
 from sash.server.generation import generation
 from sash.server.items import Item, items_of, messages_of
 from sash.server.middleware import note
-from sash.server.prompts import encode_messages
+from sash.server.prompts import encode_messages, template_of
 from sash.server.protocol.chat import ChatMessage, TemplateBody
 from sash.server.protocol.responses import (
     INCLUDABLE,
@@ -34,6 +34,7 @@ from sash.spec.errors import RequestError, SashError
 from sash.spec.log import logger
 from sash.spec.sampling import SamplingParams
 from sash.spec.structured import StructuredOutputs
+from sash.text.chat import end_turns
 
 router = new_router("responses")
 State = Annotated[ServerState, Depends(state_of)]
@@ -62,7 +63,7 @@ def params_of(body: ResponseRequest, state: ServerState) -> SamplingParams:
     body.ignored(REFUSED)
     _check(body)
     scores = INCLUDABLE in (body.include or ()) or body.top_logprobs is not None
-    return sampling_params(
+    params = sampling_params(
         body,
         state.default_sampling,
         state.engine.tokenizer,
@@ -71,6 +72,7 @@ def params_of(body: ResponseRequest, state: ServerState) -> SamplingParams:
         prompt_logprobs=None,
         structured_outputs=_form(body),
     )
+    return end_turns(params, template_of(state))
 
 
 async def prepare(body: ResponseRequest, state: ServerState) -> Work:
