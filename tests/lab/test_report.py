@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,7 @@ def test_long_tables_are_folded_and_long_lines_thinned() -> None:
 def test_the_command_lists_and_refuses(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = run("lab")
     assert listed.code == 0 and all(name in listed.out for name in ENTRIES)
+    assert "several at once: ring, reach, myths, batch, all" in listed.out
     (tmp_path / "empty").write_text(" \n")
     refused = run("lab", "edge", "--text", str(tmp_path / "empty"))
     assert refused.code == 2 and "is empty; name a file" in refused.err
@@ -154,6 +156,8 @@ def test_the_command_lists_and_refuses(run: Run, tmp_path: Path, monkeypatch: py
         assert refused.code == 2 and f"{option} must be numbers of tokens between commas" in refused.err
     refused = run("lab", "edge", "--record", str(tmp_path))
     assert refused.code == 2 and "can't be written" in refused.err
+    refused = run("lab", "edge", "--out", str(tmp_path / "empty"))
+    assert refused.code == 2 and "--out: " in refused.err
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     refused = run("lab", "edge", "--out", str(tmp_path / "out"))
     assert refused.code == 2 and "pip install 'sash-llm[bench]'" in refused.err
@@ -166,3 +170,15 @@ def test_the_command_writes_a_report(run: Run, folder: Path, tmp_path: Path, mon
     assert json.loads(record.read_text())["verdict"] == "holds" and not (tmp_path / "lab.jsonl").exists()
     assert done.code == 0 and "edge: holds." in done.out and (tmp_path / "report.html").is_file()
     assert f"sash lab all {folder}" in (tmp_path / "report.md").read_text()
+    assert "no effect" not in done.out
+
+
+def test_sizes_without_effect_are_told(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sized = experiment("ring", FINDING)
+    sized = replace(sized, run=lambda context: (context.lengths_of((1,)), FINDING)[1])
+    monkeypatch.setattr(running, "load", {"edge": experiment("edge", FINDING), "ring": sized}.__getitem__)
+    monkeypatch.setattr("sash.lab.catalogue.ENTRIES", {name: ENTRIES[name] for name in ("edge", "ring")})
+    sizes = ("--lengths", "64", "--windows", "16")
+    done = run("lab", "edge", "ring", str(folder), *sizes, "--out", str(tmp_path))
+    assert "edge has sizes of its own: no effect of --lengths and --windows\n" in done.out
+    assert "ring has sizes of its own: no effect of --windows\n" in done.out

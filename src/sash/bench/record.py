@@ -40,8 +40,8 @@ def cpu_name() -> str:
     return match[1] if match else platform.processor() or "unknown"
 
 
-def check_record(path: Path) -> None:
-    """Find out before the work whether a record can be kept.
+def check_record(path: Path, option: str = "--record") -> None:
+    """Find out before the work whether a record can be kept in a file that ``option`` named.
 
     Raises:
         ConfigError: it can't.
@@ -51,7 +51,7 @@ def check_record(path: Path) -> None:
         with path.open("a", encoding="utf-8"):
             pass
     except OSError as error:
-        raise ConfigError(f"--record {path} can't be written ({error.strerror}); name another file") from error
+        raise ConfigError(f"{option}: {path} can't be written ({error.strerror}); name another") from error
 
 
 def append_record(record: dict[str, Any], path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sash.cli.bench import quiet, threads, writable
+from sash.cli.bench import threads, writable
 from sash.cli.progress import Progress
+from sash.cli.streams import log_to_stderr
 from sash.spec.errors import ConfigError
 
 
@@ -32,16 +34,18 @@ def lab(
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
 ) -> None:
     """Show by measurement what windows do: run experiments and write a report. Without arguments: list them."""
-    from sash.lab.catalogue import ENTRIES, chosen
+    from sash.lab.catalogue import ENTRIES, chosen, groups
 
     if not words:
         for name, entry in ENTRIES.items():
             typer.echo(f"{name:16s} {entry.summary}")
+        together = [name for name, members in groups().items() if len(members) > 1]
+        typer.echo(f"\nseveral at once: {', '.join(together)}; such as sash lab all --quick")
         return
     names, model = chosen(words)
     read = _read(text)
     sizes = {name: _numbers(name, given) for name, given in (("--lengths", lengths), ("--windows", windows))}
-    quiet()
+    log_to_stderr(logging.WARNING)
     # libgomp reads it when torch loads; see sash.cli.engine.build.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     from sash.lab.context import Context

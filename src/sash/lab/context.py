@@ -85,9 +85,28 @@ class Context:
     ) -> None:
         self.model, self.quick, self.seed, self.threads = model, quick, seed, threads
         self.report, self.options = report, dict(options or {})
-        self.lengths, self.windows = lengths, windows
+        self._lengths, self._windows = lengths, windows
+        self._asked: set[str] = set()
         self._text = text
         self._ids: list[int] = []
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """In tokens, ascending, in place of an experiment's own; empty: its own."""
+        self._asked.add("--lengths")
+        return self._lengths
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The same for sizes of windows."""
+        self._asked.add("--windows")
+        return self._windows
+
+    def unused(self) -> list[str]:
+        """Options that were given and that nothing has asked for since the last call."""
+        given = {"--lengths": self._lengths, "--windows": self._windows}
+        asked, self._asked = self._asked, set()
+        return [option for option, values in given.items() if values and option not in asked]
 
     @cached_property
     def spec(self) -> ModelSpec:

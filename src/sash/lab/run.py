@@ -37,8 +37,11 @@ def run(
         ModelError: the model can't be found or read.
     """
     check_drawing()
-    record = record or out / RECORDS
-    check_record(record)
+    if record is None:
+        record = out / RECORDS
+        check_record(record, "--out")
+    else:
+        check_record(record)
     torch.set_num_threads(context.threads)
     facts, experiments = _facts(context), [load(name) for name in names]
     results: list[Result] = []
@@ -48,6 +51,8 @@ def run(
             append_record(_record(results[-1], facts), record)
             finding = results[-1].finding
             say(f"{experiment.name}: {finding.verdict.value}. {finding.sentence}")
+            if unused := context.unused():
+                say(f"{experiment.name} has sizes of its own: no effect of {' and '.join(unused)}")
     finally:
         if results:
             pages = write_report(results, facts, out)
