@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sash.cli.streams import log_to_stderr
 from sash.spec.errors import ConfigError
 
 
@@ -47,7 +49,7 @@ def offline(
     record: Record = None,
 ) -> None:
     """Sash alone: speed beside the machine's ceilings, perplexity, memory, time to the first token."""
-    quiet()
+    log_to_stderr(logging.WARNING)
     from sash.bench.offline import Plan, run
 
     plan = Plan(
@@ -74,7 +76,7 @@ def peers(
     record: Record = None,
 ) -> None:
     """Sash and other engines in turn, each in an environment of its own, made the first time."""
-    quiet()
+    log_to_stderr(logging.WARNING)
     # Asked to end, it ends its workers first: they are asleep and wouldn't notice.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     from sash.bench.peers.catalogue import chosen
@@ -99,7 +101,7 @@ def ops(
     record: Record = None,
 ) -> None:
     """Time single ops, beside what memory and products allow."""
-    quiet()
+    log_to_stderr(logging.WARNING)
     from sash.bench.ops import run
 
     _keep(run(model, dtype, only, threads()), record)
@@ -117,12 +119,6 @@ def render(
     from sash.bench.render import write_page
 
     write_page(records, template, page, plots)
-
-
-def quiet() -> None:
-    import structlog
-
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
 
 
 def _keep(result: dict[str, Any], record: Path | None) -> None:

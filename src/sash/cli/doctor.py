@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sash.cli.options import EngineOptions, with_options
-from sash.cli.streams import print_json
+from sash.cli.streams import log_to_stderr, print_json
 from sash.spec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,15 +108,8 @@ def _of_model(model: str, engine: EngineOptions, say: Say) -> list[Finding]:
     source = locate(model, allow_config=True)
     if source.kind == "config":
         return _of_config(source, options)
-    import logging
-
-    import structlog
-
-    # What the engine tells as it starts is found by checks; its defects go to standard error.
-    structlog.configure(
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-    )
+    # What the engine tells as it starts is found by checks.
+    log_to_stderr(logging.ERROR)
     from sash.doctor.engine import examine_model
 
     return examine_model(model, options, say)

@@ -18,6 +18,7 @@ import typer
 
 from sash.cli.options import EngineOptions
 from sash.cli.progress import Progress
+from sash.cli.streams import log_to_stderr
 from sash.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -70,14 +71,8 @@ Builder = Callable[[str, Mapping[str, object], Progress], Engine]
 
 
 def build(model: str, options: Mapping[str, object], progress: Progress) -> Engine:
-    """The real engine. Its log lines go to standard error, so that standard output is the answer's."""
-    import structlog
-
-    structlog.configure(
-        processors=[_plain_line],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-    )
+    """The real engine."""
+    log_to_stderr(logging.INFO, _plain_line)
     # libgomp reads it when torch loads. Its own default spins for milliseconds at every barrier, which makes
     # decoding several times slower when anything else wants the cores (docs/log.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -38,6 +39,17 @@ def standard_streams() -> Iterator[None]:
         # What is buffered would fail once more when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(1) from None
+
+
+def log_to_stderr(level: int, *processors: Any) -> None:
+    """Send log lines of ``level`` and above to standard error, so that standard output is the answer's."""
+    import structlog
+
+    structlog.configure(
+        processors=processors or None,
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+    )
 
 
 def print_json(document: object) -> None:

@@ -81,7 +81,13 @@ def build_core(model: str | os.PathLike[str], options: EngineConfig, progress: P
     core = _core(spec, config, runner)
     core.grammars = Grammars(str(source.path), spec.vocab_size, spec.stop_token_ids, options.max_num_seqs)
     logger().info(config.pool_line())
-    logger().info("ready", model=source.name, dtype=config.dtype, seconds=round(time.perf_counter() - started, 2))
+    logger().info(
+        "ready",
+        model=source.name,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        seconds=round(time.perf_counter() - started, 2),
+    )
     return Built(core, runner, spec, source, core.config)
 
 
