@@ -61,6 +61,8 @@ def test_every_kind_of_value_comes_from_the_environment_and_from_the_file(tmp_pa
         ("model: m\napi_key: [é]", {}, "api_key must be a text of ASCII"),
         ("model: m\napi_key: ['a ']", {}, "api_key must be a text of ASCII characters without spaces around it"),
         ("model: m\nserved_model_name: ''", {}, "served_model_name must not be empty"),
+        ("model: m\njobs_dir: ''", {}, "jobs_dir in .* is empty: name a path"),
+        ("model: m", {"JOBS_DIR": ""}, "SASH_SERVE_JOBS_DIR is empty: name a path"),
         ("model: m\nseed: 99999999999999999999", {}, "seed must lie between"),
         ("model: m", {"PAGE_SIZE": "9" * 30}, "page_size must lie between"),
         ("- a", {}, "must hold names and values"),

@@ -148,6 +148,8 @@ def _kind(hint: Any) -> Any:
 def _parse(text: str, hint: Any, where: str) -> Any:
     """A value out of the environment's text."""
     kind = _kind(hint)
+    if kind is Path and not text:
+        raise ConfigError(f"{where} is empty: name a path, or leave it out")
     if kind is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if kind is bool:
@@ -173,7 +175,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind in (str, Path) and isinstance(value, str | int | float) and not isinstance(value, bool):
-        return kind(str(value))
+        return _parse(str(value), hint, where)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{where} must be {_WORDS[kind]}, got {value!r}")
     return value
