@@ -1,7 +1,7 @@
 # make run and make test need nothing but Python 3.11 to 3.13: both work in .venv, which they create.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: run serve test test-all test-isa sanitize e2e check format bench load clean help
+.PHONY: run serve test test-all test-isa sanitize e2e check format bench load audit clean help
 
 PYTHON ?= python3.11 python3.12 python3.13 python3
 VENV ?= .venv
@@ -25,13 +25,14 @@ help:
 	@echo 'make format    fix what check finds and a machine can fix'
 	@echo 'make bench     sash alone and beside its peers (an hour), and docs/benchmarks.md from it; BENCH_ARGS=--quick'
 	@echo 'make load      the server under load, and deploy/load/report.md from it (an hour); LOAD_ARGS=--quick'
+	@echo 'make audit     known vulnerabilities of what is installed, by pip-audit; recorded as well; AUDIT_ARGS=--service osv'
 	@echo 'make clean     remove $(VENV) and everything else that was made'
 
 $(VENV)/.created:
 	@for python in $(PYTHON); do \
 	  $$python -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null || continue; \
 	  echo "creating $(VENV) with $$($$python --version)"; \
-	  $$python -m venv --clear $(VENV) && touch $@ && exit 0; \
+	  $$python -m venv --clear --upgrade-deps $(VENV) && touch $@ && exit 0; \
 	done; \
 	echo 'no Python 3.11 to 3.13 with venv on PATH: install one, or name it: make run PYTHON=/path/to/python3.11' >&2; exit 1
 
@@ -107,6 +108,12 @@ bench: $(VENV)/.test
 # LOAD_ARGS: such as --quick, or --others none.
 load: $(VENV)/.test
 	$(BIN)/python deploy/load/run.py $(LOAD_ARGS)
+
+# AUDIT_ARGS: such as --service osv. pip-audit has an environment of its own, so that it doesn't audit itself.
+audit: $(VENV)/.demo
+	@$(BIN)/python -m venv --clear --upgrade-deps $(VENV)/audit && $(VENV)/audit/bin/python -m pip install --quiet pip-audit
+	$(BIN)/python tools/record_run.py audit -- $(VENV)/audit/bin/pip-audit --skip-editable --progress-spinner off \
+	  --path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" $(AUDIT_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
