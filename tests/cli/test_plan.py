@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,14 +98,37 @@ def test_what_does_not_fit_says_what_is_missing(run: Run) -> None:
     assert "weights alone take 13.5 GiB" in outcome.out
     outcome = run("plan", "mistral-7b", "--kv-memory", "100MiB", "--context", "32k", "--concurrency", "2")
     assert outcome.code == 1
-    assert "2 of 32\u202f768 tokens need 530 MiB of KV, there are 100 MiB" in outcome.out
-    assert "what would fit: 530 MiB of KV memory; or 2 requests of 769 tokens" in outcome.out
+    assert "2 of 32\u202f768 tokens need 531 MiB of KV, there are 100 MiB" in outcome.out
+    assert "what would fit: 531 MiB of KV memory\n" in outcome.out
     outcome = run("plan", "mistral-7b", "--memory", "10GiB", "--context", "4k", "--dtype", "bf16", "--json")
     answer = json.loads(outcome.out)
     assert [(way["change"], way["precision"]["weights"]) for way in answer["instead"]] == [
         ("precision", "int8"),
         ("memory", "bfloat16"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("known", "option"),
+    [
+        (["mistral-7b", "--context", "32k", "--concurrency", "2", "--dtype", "int8"], "--kv-memory"),
+        (["gemma-3-27b", "--context", "20000", "--concurrency", "7", "--dtype", "bf16"], "--memory"),
+        (["llama-3.1-8b", "--context", "9001", "--concurrency", "3", "--dtype", "bf16"], "--memory"),
+    ],
+)
+def test_memory_that_is_named_is_enough_as_printed(run: Run, known: list[str], option: str) -> None:
+    short = run("plan", *known, option, "1MiB")
+    named = re.search(r"what would fit: (?:.* KV; or )?([\d.]+) (\w+)", short.out)
+    assert short.code == 1 and named
+    assert run("plan", *known, option, named[1] + named[2]).code == 0
+    said = re.search(r"need ([\d.]+) (\w+)", run("plan", *known).out)
+    assert said and (option == "--kv-memory" or run("plan", *known, option, said[1] + said[2]).code == 0)
+
+
+def test_a_device_is_offered_no_more_memory(run: Run) -> None:
+    outcome = run("plan", "llama-3.1-70b", "--device", "h100-sxm", "--context", "32k")
+    assert outcome.code == 1
+    assert "what would fit: int4 weights, bfloat16 KV\n" in outcome.out
 
 
 @pytest.mark.parametrize("more", [[], ["--all"], ["--json"]])

@@ -213,6 +213,9 @@ def test_advice_follows_length_needs_and_memory() -> None:
     assert spoken("llama-3.1-70b", context=2048)["span"].startswith("full")
     assert spoken("llama-3.1-70b", context=100_000, requests=8)["span"].startswith("hybrid")
     assert spoken("llama-3.1-8b", context=8192)["ring"].startswith("no ring is needed")
+    assert "memory from a window here, not speed" in spoken("llama-3.1-8b", context=8192)["time"]
+    assert "windows save time as well" in spoken("llama-3.1-8b", context=24_576)["time"]
+    assert "2.1 × the linear layers" in spoken("llama-3.1-8b", context=65_536)["time"]
     for name, own in (("llama-3.1-70b", "full"), ("mistral-7b", "pure window")):
         said = spoken(name, context=32_768, requests=32)["span"]
         assert said.startswith("hybrid") and f"this model is {own}: that needs another one" in said

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sash.planner.capacity import Layout, Precision, largest, weight_bytes
+from sash.planner.capacity import WEIGHT_BYTES, Layout, Precision, largest, weight_bytes
 from sash.planner.presets import find_preset
 from sash.planner.shapes import LayerKind, Shapes, WeightCount
 from sash.planner.solve import Question, instead, solve
 from sash.spec.errors import ConfigError
+from sash.spec.footprint import KV_BYTES
 from sash.spec.span import Span, SpanKind
 
 G = 2**30
@@ -70,7 +71,10 @@ def test_precision_is_the_widest_that_fits() -> None:
         Question(memory_bytes=8 * G),
         Question(memory_bytes=30 * G, reserve=4 * G, requests=2),
         Question(kv_bytes=G // 2, context=32_768, requests=6),
+        Question(kv_bytes=G // 2, kv="bfloat16", weights="int4", context=32_768, requests=6),
         Question(kv_bytes=1, requests=2),
+        Question(memory_bytes=8 * G, window_kv="int8"),
+        Question(memory_bytes=40 * G, weights="int4", kv="bfloat16", context=65_536, requests=40),
     ],
 )
 def test_what_is_offered_instead_fits(question: Question) -> None:
@@ -93,6 +97,11 @@ def test_what_is_offered_instead_fits(question: Question) -> None:
         if offer.solved != "memory":
             limit = (taken.memory_bytes, taken.kv_bytes and taken.kv_bytes <= (question.kv_bytes or 0))
             assert limit in ((question.memory_bytes, None), (None, True)), "within what is there"
+        was = answer.layout.precision
+        assert WEIGHT_BYTES[precision.weights] <= WEIGHT_BYTES[was.weights], "never wider than asked"
+        assert KV_BYTES[precision.kv] <= KV_BYTES[was.kv] and precision.window_kv == was.window_kv
+        assert question.kv_bytes is None or precision.weights == was.weights, "pools don't depend on weights"
+    assert len({(o.solved, o.layout.precision) for o in offers}) == len(offers)
     assert instead(solve(shapes(), Question(memory_bytes=100 * G)), Question(memory_bytes=100 * G)) == ()
 
 

@@ -62,8 +62,7 @@ def headline(plan: Plan) -> list[str]:
     who, precision = _who(a), _precision(a)
     limit = f"{size(a.memory_bytes)}" if a.memory_bytes is not None else f"{size(a.kv_bytes)} of KV memory"
     if a.solved == "memory":
-        what = limit if a.memory_bytes is not None else f"{size(a.needed_bytes)} of KV memory"
-        lines = [f"{who} need{'s'[a.requests > 1 :]} {what} ({precision})"]
+        lines = [f"{who} need{'s'[a.requests > 1 :]} {_needed(a)} ({precision})"]
     elif a.fits:
         found = {
             "precision": f"{who} fit {limit} with {precision}",
@@ -96,15 +95,19 @@ def _precision(a: Answer) -> str:
 
 def _way(other: Answer, plan: Plan) -> str:
     a, precision = plan.answer, other.layout.precision
+    stored = _precision(other) if a.memory_bytes is not None else f"{precision.kv} KV"
     if other.solved == "precision":
-        return _precision(other)
+        return stored
+    way = _who(other)
     if other.solved == "memory":
-        way = f"{size(other.needed_bytes)} of KV memory" if a.memory_bytes is None else size(other.memory_bytes or 0)
-    else:
-        way = _who(other)
-    if precision == a.layout.precision:
-        return way
-    return f"{way} with {f'{precision.kv} KV' if a.memory_bytes is None else _precision(other)}"
+        way = _needed(other) + ("" if (other.context, other.requests) == (a.context, a.requests) else f" for {way}")
+    return way if precision == a.layout.precision else f"{way} with {stored}"
+
+
+def _needed(a: Answer) -> str:
+    if a.memory_bytes is None:
+        return f"{size(a.needed_bytes, up=True)} of KV memory"
+    return size(a.memory_bytes, up=True)
 
 
 def warning(plan: Plan) -> str:
@@ -121,7 +124,7 @@ def _missing(plan: Plan) -> str:
     if a.memory_bytes is not None and a.weight_bytes is not None and a.weight_bytes + a.reserve_bytes >= a.memory_bytes:
         return f"weights alone take {size(a.weight_bytes)}, the reserve {size(a.reserve_bytes)}"
     who = f"{max(a.requests, 1)} of {tokens_of(max(a.context, 1))}"
-    return f"{who} need {size(a.needed_bytes)} of KV, there are {size(a.kv_bytes)}"
+    return f"{who} need {size(a.needed_bytes, up=True)} of KV, there are {size(a.kv_bytes)}"
 
 
 def _memory(page: Page, plan: Plan) -> None:

@@ -189,5 +189,5 @@ def _time(answer: Answer) -> Advice | None:
     return Advice(
         "time",
         "attention is a large part here: windows save time as well",
-        f"at {tokens_of(context)} it costs {share(cost, linear)} of the linear layers; {meets}",
+        f"at {tokens_of(context)} it costs {cost / linear:.1f} × the linear layers; {meets}",
     )

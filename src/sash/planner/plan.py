@@ -74,8 +74,9 @@ class Plan:
         return self.layout.longest_context(1, a.kv_bytes, limit, a.context - a.prompt or 1)
 
     def instead(self) -> tuple[Answer, ...]:
-        """Where it doesn't fit: what would."""
-        return instead(self.answer, self.question)
+        """Where it doesn't fit: what would; a device's memory is what it is."""
+        fixed = self.device is not None and self.device.memory_bytes == self.question.memory_bytes is not None
+        return tuple(o for o in instead(self.answer, self.question) if not (fixed and o.solved == "memory"))
 
     def advice(self) -> tuple[Advice, ...]:
         """What to do."""

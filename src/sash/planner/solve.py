@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
-from sash.planner.capacity import MAX_CONTEXT, Layout, Precision, prompt_of, weight_bytes
+from sash.planner.capacity import MAX_CONTEXT, WEIGHT_BYTES, Layout, Precision, prompt_of, weight_bytes
 from sash.planner.shapes import Shapes
 from sash.spec.config import DEFAULT_CONTEXT
 from sash.spec.errors import ConfigError
+from sash.spec.footprint import KV_BYTES
 
 Quantity = Literal["memory", "precision", "context", "requests", "check"]
 
@@ -18,6 +20,8 @@ WEIGHTS = ("bfloat16", "int8", "int4")
 ROWS = ("bfloat16", "int8")
 DEFAULT_ANSWER = 512
 DEFAULT_RESERVE = 0.1
+# A context shorter than a part of this of what was asked is no help.
+_SHORTEST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,44 +96,58 @@ def solve(shapes: Shapes, question: Question) -> Answer:
         ConfigError: the weights' bytes are needed and unknown, or something is out of range.
     """
     _check(shapes, question)
-    return _solved(shapes, question)
-
-
-def _solved(shapes: Shapes, question: Question) -> Answer:
     limited = question.memory_bytes is not None or question.kv_bytes is not None
     if not limited:
         return _memory(shapes, question)
     if question.context is not None and question.requests is not None:
-        return _precision(shapes, question)
+        weights = (question.weights,) if question.weights else WEIGHTS if question.kv_bytes is None else ("bfloat16",)
+        return _precision(shapes, question, weights, (question.kv,) if question.kv else ROWS)
     if question.context is None and question.requests is not None:
         return _context(shapes, question)
     return _requests(shapes, question)
 
 
 def instead(answer: Answer, question: Question) -> tuple[Answer, ...]:
-    """For an answer that doesn't fit: what would, with one of memory, precision, context and requests changed; where
-    no precision is narrow enough by itself, with the narrowest and one of the others."""
+    """For an answer that doesn't fit: what would, with one of precision, memory, context and requests changed. Where
+    nothing but more memory helps, also what would with the narrowest precision."""
     if answer.fits:
         return ()
-    shapes = answer.shapes
+    shapes, precision = answer.shapes, answer.layout.precision
     asked = replace(
         question,
+        weights=precision.weights,
+        kv=precision.kv,
         context=answer.context or question.context or default_context(shapes),
         requests=max(answer.requests, 1),
     )
-    narrowest = Precision(WEIGHTS[-1] if question.kv_bytes is None else answer.layout.precision.weights, ROWS[-1])
-    narrower = _solved(shapes, replace(asked, weights=None, kv=None))
-    precisions = dict.fromkeys((answer.layout.precision, *(() if narrower.fits else (narrowest,))))
-    ways = [narrower] if narrower.fits else []
-    for precision in precisions:
-        stored = replace(asked, weights=precision.weights, kv=precision.kv)
-        for changed in (
-            replace(stored, memory_bytes=None, kv_bytes=None),
-            replace(stored, context=None),
-            replace(stored, requests=None),
-        ):
-            ways.append(_solved(shapes, changed))
-    return tuple(way for way in ways if way.fits)
+    found = _narrower(shapes, asked)
+    ways = [found] if found.fits else []
+    ways += _others(shapes, asked)
+    if len(ways) == 1:
+        narrowest = found.layout.precision
+        ways += _others(shapes, replace(asked, weights=narrowest.weights, kv=narrowest.kv))
+    return tuple({(way.solved, way.layout.precision): way for way in ways}.values())
+
+
+def _narrower(shapes: Shapes, asked: Question) -> Answer:
+    """The widest precision that fits among those narrower than asked; the narrowest, where none does."""
+    assert asked.weights is not None and asked.kv is not None
+    weights, rows = WEIGHT_BYTES[asked.weights], KV_BYTES[asked.kv]
+    return _precision(
+        shapes,
+        replace(asked, weights=None, kv=None),
+        # Pools don't depend on weights.
+        (asked.weights, *(w for w in WEIGHTS if WEIGHT_BYTES[w] < weights and asked.kv_bytes is None)),
+        (asked.kv, *(r for r in ROWS if KV_BYTES[r] < rows)),
+    )
+
+
+def _others(shapes: Shapes, asked: Question) -> list[Answer]:
+    """More memory, and where that helps a shorter context or fewer requests."""
+    assert asked.context is not None
+    shorter, fewer = _context(shapes, replace(asked, context=None)), _requests(shapes, replace(asked, requests=None))
+    useful = shorter.fits and shorter.context * _SHORTEST >= asked.context
+    return [_memory(shapes, asked), *([shorter] if useful else []), *([fewer] if fewer.fits else [])]
 
 
 def default_context(shapes: Shapes) -> int:
@@ -203,7 +221,7 @@ def _memory(shapes: Shapes, question: Question) -> Answer:
     context, requests = question.context or default_context(shapes), question.requests or 1
     need = layout.needed_bytes(context, prompt_of(context, question.answer), requests)
     found = _answer(replace(question, kv_bytes=need), "memory", layout, context, requests)
-    if shapes.weights is None:
+    if shapes.weights is None or question.kv_bytes is not None:
         return found
     used = need + weight_bytes(shapes.weights, precision.weights)
     share = question.reserve < 1
@@ -211,11 +229,9 @@ def _memory(shapes: Shapes, question: Question) -> Answer:
     return replace(found, memory_bytes=total, reserve_bytes=total - used)
 
 
-def _precision(shapes: Shapes, question: Question) -> Answer:
-    """The widest precision that fits; where none does, the narrowest, which says how much is missing."""
+def _precision(shapes: Shapes, question: Question, weights: Sequence[str], rows: Sequence[str]) -> Answer:
+    """The first precision that fits, of these; where none does, the last, which says how much is missing."""
     assert question.context is not None and question.requests is not None
-    weights = (question.weights,) if question.weights else WEIGHTS if question.kv_bytes is None else ("bfloat16",)
-    rows = (question.kv,) if question.kv else ROWS
     answer = None
     for kind, row in product(weights, rows):
         # Rows are narrowed before weights: that changes answers least.

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 
-def size(num_bytes: float) -> str:
-    """Three figures in binary units: ``2.91 GiB``."""
+
+def size(num_bytes: float, *, up: bool = False) -> str:
+    """Three figures in binary units: ``2.91 GiB``. ``up``: never less than it is, for what is needed."""
     value, units = float(num_bytes), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
     for unit in units:
         if abs(value) < 999.5 or unit == units[-1]:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{figures(value)} {unit}"
+            return f"{value:.0f} {unit}" if unit == "B" else f"{figures(value, up=up)} {unit}"
         value /= 1024
     raise AssertionError("unreachable")
 
 
-def figures(value: float) -> str:
-    """Three figures, more where the whole part has more."""
-    if abs(value) >= 99.95:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+def figures(value: float, *, up: bool = False) -> str:
+    """Three figures, more where the whole part has more; ``up``: rounded up."""
+    digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{math.ceil(value * 10**digits) / 10**digits if up else value:.{digits}f}"
 
 
 def amount(value: float) -> str:
