@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.server.apps import CHAT, chat, fake_engine, post, refusal, saying, st
 from tests.server.fake import FakeEngine
 from tests.text.fakes import ByteTokenizer
 
+from sash.server import prompts
 from sash.server.protocol.chat import ChatChunk, ChatCompletion
 
 PATH = "/v1/chat/completions"
@@ -73,19 +75,27 @@ def test_an_answer_in_the_plain_template_ends_where_the_user_would_speak() -> No
     bare, own = templated(None), templated()
     chat(bare, stop="END")
     chat(bare, ignore_eos=True)
+    chat(bare, include_stop_str_in_output=True)
+    chat(bare, structured_outputs={"regex": "user: a"})
     chat(own)
     post("/v1/responses", {"input": "hi"}, bare)
-    assert [params.stop for params in bare.params] == [("END", "\nuser:"), (), ("\nuser:",)]
+    assert [params.stop for params in bare.params] == [("END", "\nuser:"), (), (), (), ("\nuser:",)]
     assert own.params[0].stop == ()
 
 
-def test_a_request_brings_a_template_only_where_it_is_trusted() -> None:
+def test_a_request_brings_a_template_only_where_it_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     body = CHAT | {"chat_template": "MINE"}
     error = refusal(PATH, body)
     assert error["param"] == "chat_template" and "--trust-request-chat-template" in error["message"]
     engine = templated()
     assert post(PATH, body, engine, trust_request_chat_template=True).status_code == 200
     assert bytes(engine.prompts[0]) == b"MINE"
+    rendered = []
+    monkeypatch.setattr(prompts, "render_chat", lambda *_, **__: rendered.append(threading.current_thread()) or "x")
+    post(PATH, body, engine, trust_request_chat_template=True)
+    post(PATH, CHAT, engine)
+    assert [thread is threading.main_thread() for thread in rendered] == [False, True], "its own never on the loop"
+    monkeypatch.undo()
     broken = CHAT | {"chat_template": "{% for %}"}
     assert refusal(PATH, broken, trust_request_chat_template=True)["param"] == "messages"
 

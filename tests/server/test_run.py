@@ -236,6 +236,7 @@ def test_keys_and_certificates(serve: Serve, tmp_path: Path) -> None:
         (["--host", "no.such.host.invalid"], "is no address of this machine"),
         (["--host", "a" * 300], "is no address of this machine"),
         (["--tls-cert", "/nowhere"], "tls_cert and tls_key go together"),
+        (["--jobs-dir", ""], "--jobs-dir is empty: name a path"),
         (["--jobs-dir", "/dev/null/jobs"], "jobs_dir: .* can't be written .*--jobs-dir"),
     ],
 )

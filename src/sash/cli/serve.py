@@ -34,6 +34,9 @@ class ServeOptions:
     tls_cert: Annotated[Path | None, _server("Certificate (PEM); with --tls-key the server speaks HTTPS.")] = None
     tls_key: Annotated[Path | None, _server("Its private key.")] = None
     chat_template: Annotated[Path | None, _server("A jinja file in place of the model's own template.")] = None
+    trust_request_chat_template: Annotated[
+        bool, _server("Requests may bring a template.", "--trust-request-chat-template")
+    ] = False
     tool_call_parser: Annotated[
         str | None,
         _server("How the model writes tool calls: hermes, mistral, llama3, gemma. Default: by the template."),
@@ -43,7 +46,7 @@ class ServeOptions:
     max_waiting: Annotated[int | None, _server("Answers that may wait; more get 429. Default: 256.")] = None
     drain_s: Annotated[float | None, _server("Seconds to finish in after SIGTERM. Default: 60.")] = None
     jobs_dir: Annotated[
-        Path | None, _server("Folder of the jobs store, or none. Default: sash/jobs/PORT in $XDG_STATE_HOME.")
+        str | None, _server("Folder of the jobs store, or none. Default: sash/jobs/PORT in $XDG_STATE_HOME.")
     ] = None
     jobs_concurrency: Annotated[
         int | None, _server("Answers of jobs that may run at a time. Default: 3/4 of --max-num-seqs.")
@@ -75,13 +78,15 @@ def serve(
     SASH_SERVE_PORT and the like."""
     try:
         import sash.server.run as run
-        from sash.server.config import serve_config
+        from sash.server.config import folder, serve_config
         from sash.server.logs import configure_logs
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the server's packages are not installed ({error.name} is missing): pip install 'sash-llm[serve]'"
         ) from error
     given = {**serving.given(), **engine.given()} | ({} if model is None else {"model": model})
+    if serving.jobs_dir is not None:
+        given["jobs_dir"] = folder("--jobs-dir", serving.jobs_dir)
     chosen = serve_config(given, os.environ, config)
     configure_logs(chosen.settings.log_format)
     code = run.serve(chosen)

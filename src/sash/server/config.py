@@ -148,10 +148,10 @@ def _kind(hint: Any) -> Any:
 def _parse(text: str, hint: Any, where: str) -> Any:
     """A value out of the environment's text."""
     kind = _kind(hint)
-    if kind is Path and not text:
-        raise ConfigError(f"{where} is empty: name a path, or leave it out")
+    if kind is Path:
+        return folder(where, text)
     if kind is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        return _filled(tuple(part.strip() for part in text.split(",") if part.strip()), where)
     if kind is bool:
         if text.lower() not in _TRUE + _FALSE:
             raise ConfigError(f"{where} must be true or false, got {text!r}")
@@ -164,6 +164,20 @@ def _parse(text: str, hint: Any, where: str) -> Any:
     return kind(text)
 
 
+def _filled(items: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """``items``; to name api_key and give no key isn't meant to let everybody in."""
+    if not items:
+        raise ConfigError(f"{where} is empty: give it a value, or leave it out")
+    return items
+
+
+def folder(where: str, text: str) -> Path:
+    """The path that ``where`` names. Raises ConfigError for an empty text, which would be the working directory."""
+    if not text:
+        raise ConfigError(f"{where} is empty: name a path, or leave it out")
+    return Path(text)
+
+
 def _convert(value: Any, hint: Any, where: str) -> Any:
     """A value out of the file."""
     kind = _kind(hint)
@@ -171,7 +185,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         items = value if isinstance(value, list) else [value]
         if not all(isinstance(item, str | int) for item in items):
             raise ConfigError(f"{where} must be a text or a list of texts, got {value!r}")
-        return tuple(str(item) for item in items)
+        return _filled(tuple(str(item) for item in items), where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind in (str, Path) and isinstance(value, str | int | float) and not isinstance(value, bool):

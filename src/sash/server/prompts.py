@@ -73,7 +73,8 @@ async def encode_messages(
         return tokenizer.encode(text, add_bos=how.add_special_tokens is not False, parse_special=True)
 
     try:
-        ids = await aside(size, work)
+        # A request's own template may take any time: never on the loop.
+        ids = await aside(size if how.chat_template is None else _SHORT + 1, work)
     except (RequestError, ModelError) as error:
         raise ApiError(400, str(error), param="messages") from error
     if not ids:
