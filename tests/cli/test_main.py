@@ -73,4 +73,4 @@ def test_closed_output_is_silent() -> None:
 @pytest.mark.parametrize("command", [["offline", "nowhere"], ["ops", "nowhere"]])
 def test_a_record_that_can_not_be_kept_is_refused_before_the_work(run: Run, command: list[str], tmp_path: Path) -> None:
     done = run("bench", *command, "--record", str(tmp_path))
-    assert done.code == 2 and f"--record {tmp_path} can't be written" in done.err
+    assert done.code == 2 and f"--record: {tmp_path} can't be written" in done.err

@@ -294,7 +294,7 @@ def test_progress_is_told(folder: Path) -> None:
 
 
 def test_chat_without_a_template_is_refused_with_the_fix(llm: LLM) -> None:
-    with pytest.raises(ModelError, match="no chat template; use sash generate, or pass --chat-template"):
+    with pytest.raises(ModelError, match=r"no chat template: give LLM\.chat_prompt one"):
         llm.chat([{"role": "user", "content": "Hello"}])
 
 

@@ -54,7 +54,7 @@ def test_smollm2_renders_as_transformers_does(add_generation_prompt: bool) -> No
 
 
 def test_no_template_says_what_to_do() -> None:
-    fix = r"no chat template; use sash generate, or pass --chat-template FILE .*LLM.chat_prompt with chat_template"
+    fix = r"no chat template: give LLM.chat_prompt one \(sash.text.chat.PLAIN_TEMPLATE .*, or use LLM.generate"
     with pytest.raises(ModelError, match=fix):
         render_chat(ByteTokenizer(), HI)
 

@@ -43,7 +43,7 @@ def chat(
     messages = _system(system)
 
     def template_of(tokenizer: Tokenizer) -> str:
-        return own or tokenizer.chat_template or PLAIN_TEMPLATE
+        return own if own is not None else tokenizer.chat_template or PLAIN_TEMPLATE
 
     def rehearse(tokenizer: Tokenizer) -> None:
         encode_chat(tokenizer, [*messages, {"role": "user", "content": "?"}], template=template_of(tokenizer))

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -72,7 +72,7 @@ Builder = Callable[[str, Mapping[str, object], Progress], Engine]
 
 def build(model: str, options: Mapping[str, object], progress: Progress) -> Engine:
     """The real engine."""
-    log_to_stderr(logging.INFO, _plain_line)
+    log_to_stderr(logging.INFO)
     # libgomp reads it when torch loads. Its own default spins for milliseconds at every barrier, which makes
     # decoding several times slower when anything else wants the cores (docs/log.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -106,12 +106,6 @@ def open_engine(
 
         rehearse(load_tokenizer(locate(model).path))
     return build(model, given, progress)
-
-
-def _plain_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
-    text = str(event.pop("event"))
-    pairs = " ".join(f"{key}={value}" for key, value in event.items())
-    return f"{text} {pairs}".rstrip()
 
 
 @dataclass

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,15 +41,21 @@ def standard_streams() -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-def log_to_stderr(level: int, *processors: Any) -> None:
+def log_to_stderr(level: int) -> None:
     """Send log lines of ``level`` and above to standard error, so that standard output is the answer's."""
     import structlog
 
     structlog.configure(
-        processors=processors or None,
+        processors=[_plain_line],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(level),
     )
+
+
+def _plain_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
+    text = str(event.pop("event"))
+    pairs = " ".join(f"{key}={value}" for key, value in event.items())
+    return f"{text} {pairs}".rstrip()
 
 
 def print_json(document: object) -> None:

@@ -51,7 +51,8 @@ def run(
             append_record(_record(results[-1], facts), record)
             finding = results[-1].finding
             say(f"{experiment.name}: {finding.verdict.value}. {finding.sentence}")
-            if unused := context.unused():
+            unused = context.unused()
+            if unused and finding.verdict is not Verdict.SKIPPED:
                 say(f"{experiment.name} has sizes of its own: no effect of {' and '.join(unused)}")
     finally:
         if results:

@@ -64,8 +64,8 @@ def render_chat(
     source = template if template is not None else tokenizer.chat_template
     if not source:
         raise ModelError(
-            "the model has no chat template; use sash generate, or pass --chat-template FILE "
-            "(in Python: LLM.generate, or LLM.chat_prompt with chat_template)"
+            "the model has no chat template: give LLM.chat_prompt one (sash.text.chat.PLAIN_TEMPLATE is for base "
+            "models), or use LLM.generate"
         )
     compiled = check_template(source)
     names = {
@@ -81,9 +81,12 @@ def render_chat(
 
 
 def end_turns(params: SamplingParams, template: str) -> SamplingParams:
-    """``params`` of an answer to a conversation in ``template``; in the plain one it ends where the user would speak,
-    unless ends are to be ignored."""
-    if template != PLAIN_TEMPLATE or params.ignore_eos:
+    """``params`` of an answer to a conversation in ``template``; in the plain one it ends where the user would speak.
+
+    Not where ends are to be ignored or shown, or where a structure has its own.
+    """
+    own = params.ignore_eos or params.include_stop_str_in_output or params.structured_outputs is not None
+    if template != PLAIN_TEMPLATE or own:
         return params
     return replace(params, stop=(*params.stop, PLAIN_STOP))
 
