@@ -32,9 +32,10 @@ $(VENV)/.created:
 	@for python in $(PYTHON); do \
 	  $$python -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null || continue; \
 	  echo "creating $(VENV) with $$($$python --version)"; \
-	  $$python -m venv --clear --upgrade-deps $(VENV) && touch $@ && exit 0; \
+	  $$python -m venv --clear $(VENV) && touch $@ && exit 0; \
 	done; \
 	echo 'no Python 3.11 to 3.13 with venv on PATH: install one, or name it: make run PYTHON=/path/to/python3.11' >&2; exit 1
+	-@$(PIP) --upgrade pip  # a Python's own may have known holes
 
 # What the installed extension is built from.
 KERNELS := CMakeLists.txt $(wildcard csrc/*)
