@@ -1,6 +1,7 @@
 // What every instruction set implements besides attention: linear layers and the work on single rows.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "isa.h"
@@ -71,6 +72,25 @@ struct Columns {
   int64_t stride, first, last;
 };
 
+// A token drawn from logits: the one with the largest (logit - top) / temperature + noise, where noise is Gumbel's, of
+// the mixed bits of key + token; see sash.ops.sampling. `top` is the largest logit.
+struct Race {
+  float top, temperature;
+  uint64_t key;
+};
+
+// Tokens whose sums come near the largest that was seen: rounding decides among them.
+struct Finalists {
+  static constexpr int ROOM = 32;
+  static constexpr double NEAR = 1e-3;
+  double best = -HUGE_VAL;
+  int count = 0;  // more than ROOM: some were lost
+  int64_t tokens[ROOM];
+  double sums[ROOM];
+
+  void enter(int64_t token, double sum);
+};
+
 enum class Activation : int { silu, gelu, gelu_tanh };
 
 struct Kernels {
@@ -103,6 +123,10 @@ struct Kernels {
   void (*unpack)(const void* x, int64_t n, int type, float* to);
   // Index of the largest of x [n] (the first of equals) and its value; NaN anywhere gives NaN.
   int64_t (*argmax)(const float* x, int64_t n, float* best);
+  // The largest of x [n] but for NaN.
+  float (*highest)(const float* x, int64_t n);
+  // Tokens first … last - 1 enter a race; NaN never wins.
+  void (*race)(const float* logits, const Race&, int64_t first, int64_t last, Finalists&);
 };
 
 namespace avx512 { const Kernels& kernels(); }

@@ -225,6 +225,10 @@ void bind_products(nb::module_& m) {
   m.def("unpack_row", [](const Linear& l, int64_t row, int64_t to) {
     kernels(chosen).unpack_row(l, row, at<float>(to));
   });
+  m.def("race", [](int64_t logits, int64_t n, float temperature, uint64_t key, int threads) {
+    nb::gil_scoped_release release;
+    return race(at<float>(logits), n, temperature, key, threads, chosen);
+  });
   m.def("argmax", [](int64_t x, int64_t stride, int64_t rows, int64_t n, int threads) {
     std::pair<std::vector<int64_t>, std::vector<float>> out{std::vector<int64_t>(rows), std::vector<float>(rows)};
     nb::gil_scoped_release release;

@@ -2,6 +2,7 @@
 #include "products.h"
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "team.h"
@@ -68,6 +69,47 @@ void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* in
   Team::lead(static_cast<int>(std::min<int64_t>(threads, rows)), [&](Team& team) {
     team.each(rows, [&](int64_t r) { index[r] = k.argmax(x + r * stride, n, value + r); });
   });
+}
+
+void Finalists::enter(int64_t token, double sum) {
+  if (!(sum > -HUGE_VAL && sum >= best - NEAR)) return;
+  if (sum > best) {
+    best = sum;
+    if (count > ROOM) return;
+    int kept = 0;
+    for (int i = 0; i < count; i++)
+      if (sums[i] >= best - NEAR) tokens[kept] = tokens[i], sums[kept++] = sums[i];
+    count = kept;
+  }
+  if (count < ROOM) tokens[count] = token, sums[count] = sum;
+  count = std::min(count + 1, ROOM + 1);
+}
+
+std::vector<int64_t> race(const float* logits, int64_t n, float temperature, uint64_t key, int threads, Isa isa) {
+  constexpr int64_t PIECE = 8192;
+  const Kernels& k = kernels(isa);
+  const int64_t pieces = (n + PIECE - 1) / PIECE;
+  std::vector<float> tops(pieces);
+  std::vector<Finalists> found(pieces);
+  std::atomic<double> best{-HUGE_VAL};
+  Team::lead(threads, [&](Team& team) {
+    team.each(pieces, [&](int64_t i) { tops[i] = k.highest(logits + i * PIECE, std::min(PIECE, n - i * PIECE)); });
+    const Race r{*std::max_element(tops.begin(), tops.end()), temperature, key};
+    team.each(pieces, [&](int64_t i) {
+      Finalists& f = found[i];
+      double known = f.best = best.load(std::memory_order_relaxed);
+      k.race(logits, r, i * PIECE, std::min((i + 1) * PIECE, n), f);
+      while (f.best > known && !best.compare_exchange_weak(known, f.best, std::memory_order_relaxed)) {
+      }
+    });
+  });
+  std::vector<int64_t> out;
+  for (const Finalists& f : found) {
+    if (f.count > Finalists::ROOM) return {};
+    for (int i = 0; i < f.count; i++)
+      if (f.sums[i] >= best.load(std::memory_order_relaxed) - Finalists::NEAR) out.push_back(f.tokens[i]);
+  }
+  return out;
 }
 
 }  // namespace sash

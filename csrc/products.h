@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "buffer.h"
 #include "kernels.h"
@@ -43,5 +44,8 @@ class Search {
 // Of each row of x [rows][stride]: index of the largest of n (the first of equals), and its value or NaN.
 void argmax(const float* x, int64_t stride, int64_t rows, int64_t n, int64_t* index, float* value, int threads,
             Isa isa);
+
+// Tokens of logits [n] that may win a race, in order; none where they are too many to tell.
+std::vector<int64_t> race(const float* logits, int64_t n, float temperature, uint64_t key, int threads, Isa isa);
 
 }  // namespace sash

@@ -16,7 +16,7 @@ from sash.models.decoder import Decoder
 from sash.models.fused import FusedDecoder, obstacle
 from sash.ops.base import Ops
 from sash.ops.masks import Mask
-from sash.ops.sampling import SamplerState, choose, counting, shape_logits, token_logprobs
+from sash.ops.sampling import Race, SamplerState, choose, counting, shape_logits, token_logprobs
 from sash.scheduler.plan import StepItem, StepPlan
 from sash.spec.config import ResolvedConfig
 from sash.spec.model import ModelSpec
@@ -169,7 +169,9 @@ class Runner:
                 seq = sequences[answer_id]
                 if seq.constraint is not None and not _open(seq.constraint, answer_id, result):
                     continue
-                tokens, error = _verified(item, seq, None if logits is None else logits[rows], greedy[rows])
+                tokens, error = _verified(
+                    item, seq, None if logits is None else logits[rows], greedy[rows], self._ops.race
+                )
                 if error is not None:
                     result.errors[answer_id] = error
                     continue
@@ -232,7 +234,7 @@ def _open(constraint: Constraint, answer_id: str, result: StepResult) -> bool:
 
 
 def _verified(
-    item: StepItem, seq: Sequence, logits: torch.Tensor | None, greedy: list[int | None]
+    item: StepItem, seq: Sequence, logits: torch.Tensor | None, greedy: list[int | None], race: Race
 ) -> tuple[list[int], str | None]:
     """The answer's next tokens from logits [1 + drafts, V], or why there is none.
 
@@ -242,7 +244,7 @@ def _verified(
     drafts, state, tokens = seq.draft[: item.num_drafts], seq.state, list[int]()
     for i, best in enumerate(greedy):
         token, error = _next_token(
-            seq, state, None if logits is None else logits[i], best, item.newest + i, seq.generated + i
+            seq, state, None if logits is None else logits[i], best, item.newest + i, seq.generated + i, race
         )
         if error is not None:
             return tokens, None if tokens else error
@@ -254,7 +256,13 @@ def _verified(
 
 
 def _next_token(
-    seq: Sequence, state: SamplerState, logits: torch.Tensor | None, best: int | None, position: int, generated: int
+    seq: Sequence,
+    state: SamplerState,
+    logits: torch.Tensor | None,
+    best: int | None,
+    position: int,
+    generated: int,
+    race: Race,
 ) -> tuple[int, str | None]:
     """The token that follows ``position`` by logits [V], whose arg-max is ``best``; or why there is none."""
     if best is None:
@@ -268,7 +276,7 @@ def _next_token(
     ids = None
     if mask is not None:
         shaped, ids = mask.apply(shaped)
-    if not len(shaped) or not torch.isfinite(shaped.max()):
+    if shaped is not logits and (not len(shaped) or not torch.isfinite(shaped.max())):
         bans = "allowed_token_ids, bad_token_ids, logit_bias or min_tokens ban"
         return -1, f"no token is left: {bans} all" + (" that structured_outputs allow" if mask else "")
-    return choose(shaped, state, position, ids), None
+    return choose(shaped, state, position, ids, race), None

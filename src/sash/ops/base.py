@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from sash.kv.storage import Quantise, quantise
 from sash.ops.packed import PackedLinear
+from sash.ops.sampling import Race, race
 
 Weight = torch.Tensor | PackedLinear
 
@@ -51,6 +52,7 @@ class Ops:
     embedding(token_ids [N], weight [out, in]) -> [N, in] float32     of a plain weight or a PackedLinear
     looks_up: whether embedding finds rows in what pack and pack_head make; then tied embeddings are held once
     argmax(logits [N, V]) -> N indices and values of the largest; NaN or infinite where a row holds such
+    race(logits [V], temperature, seed, position) -> a token drawn from the whole distribution
     attention: see ``sash.ops.attention_reference.attention``
     quantise: see ``sash.kv.storage.quantise``
     ``quantization`` is what ``pack`` rounds to. ``note`` says why this table, or on which instruction set.
@@ -67,6 +69,7 @@ class Ops:
     pack_head: Callable[[torch.Tensor], Weight] | None = None
     embedding: Callable[[torch.Tensor, Weight], torch.Tensor] = embedding
     argmax: Callable[[torch.Tensor], tuple[list[int], list[float]]] = argmax
+    race: Race = race
     quantization: str = "none"
     looks_up: bool = False
     quantise: Quantise = quantise

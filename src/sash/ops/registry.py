@@ -49,7 +49,7 @@ def resolve_ops(*, deterministic: bool = False, kernels: str | None = None, quan
 
 
 def _native(quantization: str, *, required: bool) -> Ops:
-    from sash.ops import native, native_linear
+    from sash.ops import native, native_draw, native_linear
 
     module, note = native.load()
     if module is None and required:
@@ -68,6 +68,7 @@ def _native(quantization: str, *, required: bool) -> Ops:
         embedding=native_linear.embedding,
         looks_up=True,
         argmax=native_linear.argmax,
+        race=native_draw.race,
         quantization=quantization,
         note=note,
     )

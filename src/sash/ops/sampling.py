@@ -7,8 +7,8 @@ else, so batch mates, preemption and speculation can't change it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -31,8 +31,9 @@ class SamplerState:
         stop_ids: tokens that may not come before ``min_tokens``.
         bias: [V] float32, -inf for banned tokens; None: no bias and no ban.
         stop_index: ``stop_ids`` as a tensor, None where there are none.
-        in_prompt: [V] bool, the prompt's tokens; None without penalties.
-        counts: [V] float32, how often each token is in the answer; None without penalties.
+        seen: [S] int64, the distinct tokens of prompt and answer; None without penalties.
+        counts: [S] float32, how often each of them is in the answer.
+        places: where each of them stands in ``seen``.
     """
 
     params: SamplingParams
@@ -40,8 +41,9 @@ class SamplerState:
     stop_ids: tuple[int, ...]
     bias: torch.Tensor | None = None
     stop_index: torch.Tensor | None = None
-    in_prompt: torch.Tensor | None = None
+    seen: torch.Tensor | None = None
     counts: torch.Tensor | None = None
+    places: dict[int, int] = field(default_factory=dict)
 
     @property
     def plain(self) -> bool:
@@ -75,23 +77,30 @@ def sampler_state(
     if stop_ids:
         state.stop_index = torch.tensor(stop_ids, device=device)
     if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
-        state.counts = torch.zeros(vocab_size, device=device)
-        state.in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        state.in_prompt[torch.tensor(list(prompt), dtype=torch.int64, device=device)] = True
+        distinct = list(dict.fromkeys(prompt))
+        state.seen = torch.tensor(distinct, dtype=torch.int64, device=device)
+        state.counts = torch.zeros(len(distinct), device=device)
+        state.places = {token: place for place, token in enumerate(distinct)}
     return state
 
 
 def count_token(state: SamplerState, token: int) -> None:
     """A token has become part of the answer."""
-    if state.counts is not None:
-        state.counts[token] += 1
+    if state.seen is None or state.counts is None:
+        return
+    place = state.places.setdefault(token, len(state.places))
+    if place < len(state.seen):
+        state.counts[place] += 1
+    else:
+        state.seen = torch.cat((state.seen, state.seen.new_tensor([token])))
+        state.counts = torch.cat((state.counts, state.counts.new_ones(1)))
 
 
 def counting(state: SamplerState, token: int) -> SamplerState:
     """The state after one more token, should it become part of the answer; ``state`` stays as it is."""
     if state.counts is None:
         return state
-    after = replace(state, counts=state.counts.clone())
+    after = replace(state, counts=state.counts.clone(), places=dict(state.places))
     count_token(after, token)
     return after
 
@@ -102,17 +111,37 @@ def shape_logits(logits: torch.Tensor, state: SamplerState, num_generated: int) 
         return logits
     params = state.params
     out = logits if state.bias is None else logits + state.bias
-    if state.counts is not None and state.in_prompt is not None:
-        seen = state.in_prompt | (state.counts > 0)
-        scaled = torch.where(out > 0, out / params.repetition_penalty, out * params.repetition_penalty)
-        out = torch.where(seen, scaled, out)
-        out = out - params.frequency_penalty * state.counts - params.presence_penalty * (state.counts > 0)
+    if state.seen is not None and state.counts is not None:
+        own = out[state.seen]
+        own = torch.where(own > 0, own / params.repetition_penalty, own * params.repetition_penalty)
+        own = own - params.frequency_penalty * state.counts - params.presence_penalty * (state.counts > 0)
+        out = out.index_copy(0, state.seen, own)
     if state.stop_index is not None and num_generated < params.min_tokens:
         out = out.index_fill(0, state.stop_index, -math.inf)
     return out
 
 
-def choose(logits: torch.Tensor, state: SamplerState, position: int, ids: torch.Tensor | None = None) -> int:
+Race = Callable[[torch.Tensor, float, int, int], int]
+
+
+def race(logits: torch.Tensor, temperature: float, seed: int, position: int) -> int:
+    """The arg-max of logits [V] over a temperature plus noise: a draw from the whole distribution."""
+    values = _scaled(logits, temperature)
+    return int(torch.argmax(values + gumbel(seed, position, torch.arange(len(values), device=values.device))))
+
+
+def race_among(logits: torch.Tensor, ids: list[int], temperature: float, seed: int, position: int) -> int:
+    """``race`` where it is known that one of ``ids`` (ascending) wins."""
+    if len(ids) == 1:
+        return ids[0]
+    own = torch.tensor(ids, device=logits.device)
+    sums = _scaled(logits, temperature)[own] + gumbel(seed, position, own)
+    return ids[int(torch.argmax(sums))]
+
+
+def choose(
+    logits: torch.Tensor, state: SamplerState, position: int, ids: torch.Tensor | None = None, race: Race = race
+) -> int:
     """The token that follows ``position``: arg-max, or a draw from the filtered distribution.
 
     The draw is arg-max of logits / temperature + Gumbel noise, with noise a function of seed,
@@ -124,21 +153,39 @@ def choose(logits: torch.Tensor, state: SamplerState, position: int, ids: torch.
         state: the request's.
         position: of the row that gave the logits.
         ids: [N] int64, the tokens that the logits belong to where they are not all.
+        race: see ``sash.ops.base.Ops``.
     """
     params = state.params
     if params.temperature == 0.0:
         best = int(torch.argmax(logits))
         return best if ids is None else int(ids[best])
-    # The best logit becomes 0, so that dividing by a very small temperature can't overflow it.
-    values, kept = _candidates((logits - logits.max()) / max(params.temperature, _LEAST_TEMPERATURE), params)
+    if ids is None and not (params.min_p or params.top_k or params.top_p < 1.0):
+        return race(logits, params.temperature, state.seed, position)
+    values, kept = _candidates(_scaled(logits, params.temperature), params)
     kept = kept if ids is None else ids[kept]
     return int(kept[torch.argmax(values + gumbel(state.seed, position, kept))])
 
 
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    # The best logit becomes 0, so that dividing by a very small temperature can't overflow it.
+    return (logits - logits.max()) / divisor(temperature)
+
+
+def divisor(temperature: float) -> float:
+    """What logits are divided by."""
+    return max(temperature, _LEAST_TEMPERATURE)
+
+
 def _candidates(scaled: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits that pass the filters, and their places."""
-    if params.min_p:
-        scaled = scaled.masked_fill(scaled < scaled.max() + math.log(params.min_p), -math.inf)
+    if not params.min_p:
+        return _head(scaled, params)
+    kept = torch.nonzero(scaled >= scaled.max() + math.log(params.min_p)).squeeze(-1)
+    values, places = _head(scaled[kept], params)
+    return values, kept[places]
+
+
+def _head(scaled: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     vocab = scaled.shape[0]
     if 0 < params.top_k < vocab:
         values, ids = torch.topk(scaled, params.top_k)
@@ -169,11 +216,15 @@ def _nucleus(
 
 def gumbel(seed: int, position: int, ids: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise [n] float32 for token ids [n]: a pure function of seed, position and id."""
-    key = mix64(mix64(seed) ^ (position + 0x9E3779B97F4A7C15))
-    bits = _mix_tensor(ids.to(torch.int64) + _signed(key))
+    bits = _mix_tensor(ids.to(torch.int64) + _signed(noise_key(seed, position)))
     # 52 bits, moved by half a step: strictly between 0 and 1.
     uniform = ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
     return -torch.log(-torch.log(uniform)).float()
+
+
+def noise_key(seed: int, position: int) -> int:
+    """64 bits: a token's noise is made of the mixed bits of its id and this, added."""
+    return mix64(mix64(seed) ^ (position + 0x9E3779B97F4A7C15))
 
 
 def _signed(x: int) -> int:
