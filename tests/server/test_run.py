@@ -146,15 +146,24 @@ def test_sigterm_lets_streams_finish_and_refuses_new_ones(serve: Serve) -> None:
 def test_a_drain_that_takes_too_long_tells_those_who_wait(serve: Serve) -> None:
     served = serve("--drain-s", "0.3")
     url, started = served.url, threading.Semaphore(0)
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(5) as pool:
         running = [pool.submit(stream, url, started, max_tokens=1900) for _ in range(4)]
         for _ in range(4):
             started.acquire()
+        whole = pool.submit(httpx.post, f"{url}/v1/completions", json=LONG | {"max_tokens": 1900}, timeout=60)
+        while httpx.get(f"{url}/load").json()["server_load"] < 5:
+            pass
         served.process.send_signal(signal.SIGINT)
         ended = [future.result() for future in running]
+        refused = whole.result()
     assert all(done and (events[-1].get("error") or reason(events) == "length") for _, events, done in ended)
-    assert any("error" in events[-1] for _, events, _ in ended)
+    errors = [events[-1]["error"] for _, events, _ in ended if "error" in events[-1]]
+    assert errors and {error["code"] for error in errors} == {"draining"}
+    assert refused.status_code == 503 and refused.headers["retry-after"] == "5"
+    assert refused.json()["error"]["code"] == "draining" and "send it again" in refused.json()["error"]["message"]
     assert served.end() == 0
+    assert "engine_dead" not in served.raw and "engine failed" not in served.raw
+    assert served.wait_for("request", 5)["error"] == "draining"
 
 
 def test_a_core_that_dies_is_started_again_and_nobody_hangs(serve: Serve) -> None:

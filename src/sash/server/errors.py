@@ -10,7 +10,7 @@ from fastapi import Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 
-from sash.spec.errors import EngineDeadError, ModelError, OverloadedError, RequestError, SashError
+from sash.spec.errors import EngineDeadError, EngineStoppedError, ModelError, OverloadedError, RequestError, SashError
 
 
 class ErrorDetail(BaseModel):
@@ -47,6 +47,7 @@ class ApiError(SashError):
         self.headers = headers or {}
 
 
+DRAINING = "the server is shutting down; send the request to another one"
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -71,11 +72,18 @@ def as_api_error(error: SashError) -> ApiError:
         return error
     if isinstance(error, OverloadedError):
         return ApiError(429, str(error), code="overloaded", headers={"Retry-After": str(error.retry_after_s)})
+    if isinstance(error, EngineStoppedError):
+        return draining_error("the server shut down before the answer was done; send it again")
     if isinstance(error, EngineDeadError):
         return ApiError(500, str(error), code="engine_dead")
     if isinstance(error, RequestError | ModelError):
         return ApiError(400, str(error), param=_field_of(str(error)))
     return ApiError(500, str(error))
+
+
+def draining_error(message: str) -> ApiError:
+    """The answer to a request that comes, or isn't done, while the server shuts down."""
+    return ApiError(503, message, code="draining", headers={"Connection": "close", "Retry-After": "5"})
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
