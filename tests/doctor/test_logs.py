@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from sash.doctor.finding import Finding, Status
-from sash.doctor.logs import examine_log
+from sash.doctor.logs import events, examine_log
 from sash.spec.errors import ConfigError
+from sash.spec.log import renderer
 
 START = [
     {"event": "dtype bfloat16: cpu has bfloat16 arithmetic", "part": "core", "level": "info"},
@@ -76,6 +77,29 @@ def test_start_lines(tmp_path: Path) -> None:
     result = found(tmp_path, plain)
     assert result["length-limited"].status is result["kernels"].status is Status.WARN
     assert result["latency"].status is result["slow-requests"].status is Status.SKIPPED
+
+
+def test_lines_as_text_tell_the_same(tmp_path: Path) -> None:
+    """As structlog writes them: the event, padded, then fields by name; values with spaces in quotes."""
+    write = renderer("text")
+    lines = [
+        *START,
+        *[request()] * 20,
+        *[request(429)] * 3,
+        request(401),
+        request(duration_s=99.0, request_id="slug", prompt_tokens=9),
+        {"event": "request_failed", "level": "error", "error": 'Traceback\n  it\'s\nValueError: "odd" a=b\n'},
+        {"event": "jobs_turn_failed", "level": "error", "param": None, "origins": ["a b", "c=d"]},
+    ]
+    lines = [{"time": "2026-11-30T03:47:13+0000", "part": "core", "level": "info", **line} for line in lines]
+    text = [write(None, "", dict(line)) for line in lines]
+    assert not any(line.startswith("{") or "\x1b" in line for line in text)
+    assert found(tmp_path, *text) == found(tmp_path, *lines)
+    assert events(text).events[-1]["param"] is None and events(text).events[-2]["error"] == lines[-2]["error"]
+
+
+def test_a_log_without_requests_says_nothing_of_them(tmp_path: Path) -> None:
+    assert found(tmp_path, *START)["rejected"].status is Status.SKIPPED
 
 
 def test_numbers_that_are_none_and_lines_too_deep(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ import pytest
 from tests.engine.conftest import save_tokenizer
 from tests.families import build
 
+from sash.doctor.logs import examine_log
+
 STREAMS = 16
 FLAGS = ["--dtype", "float32", "--max-model-len", "2000", "--kv-cache-memory-bytes", "64MiB", "--max-num-seqs", "16"]
 LONG = {"prompt": [5, 6, 7], "max_tokens": 900, "ignore_eos": True, "temperature": 0}
@@ -69,6 +71,18 @@ class Served:
             self._news.wait_for(lambda: len(found()) >= count or not self._reader.is_alive(), 60)
             assert len(found()) >= count, self.raw
             return found()[-1]
+
+    def wait_for_text(self, pattern: str) -> str:
+        """The first group of a pattern, once a line has it."""
+
+        def found() -> re.Match[str] | None:
+            return re.search(pattern, self.raw)
+
+        with self._news:
+            self._news.wait_for(lambda: found() or not self._reader.is_alive(), 60)
+            match = found()
+            assert match is not None, self.raw
+            return match[1]
 
     @property
     def url(self) -> str:
@@ -214,6 +228,21 @@ def test_a_job_goes_on_after_the_server_has_ended(serve: Serve, tmp_path: Path, 
     answers = [json.loads(line)["response"] for line in lines.values()]
     assert {answer["status_code"] for answer in answers} == {200}
     assert len({answer["body"]["choices"][0]["text"] for answer in answers}) == 1
+
+
+def test_text_lines_are_the_cores_too_and_a_file_has_no_colours(serve: Serve, tmp_path: Path) -> None:
+    served = serve("--log-format", "text", SASH_SERVE_API_KEY="one")
+    url = served.wait_for_text(r"\] serving .*url=(\S+)")
+    assert httpx.post(f"{url}/v1/completions", json=LONG).status_code == 401
+    served.process.send_signal(signal.SIGTERM)
+    assert served.end() == 0
+    assert not served.lines and "\x1b" not in served.raw
+    assert re.search(r"^20\S+ \[info     \] .*kernels.* part=core$", served.raw, re.MULTILINE)
+    log = tmp_path / "log"
+    log.write_text(served.raw)
+    told = {finding.name: finding.evidence for finding in examine_log(log)}
+    assert told["rejected"].startswith("1 × 401") and told["length-limited"] == "max_model_len 2000"
+    assert "kernels" in told["kernels"]
 
 
 def test_keys_and_certificates(serve: Serve, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Checks of a log that sash wrote: JSON lines of ``sash serve``, or the plain lines of the other commands."""
+"""Checks of a log that sash wrote: lines of ``sash serve`` as JSON or text, or the plain ones of other commands."""
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -24,7 +25,11 @@ FAILURES, REJECTED, SLOW, SPLIT, LENGTH, KERNELS, LATENCY = (
     "latency",
 )
 # 2026-11-30 03:47:13 [info     ] native kernels: avx512
-_PLAIN = re.compile(r"^(?P<time>\S+[ T]\S+) \[(?P<level>\w+) *\] (?P<event>.*)$")
+# 2026-11-30T03:47:13+0000 [info     ] serving                        model=tiny url='http://…'
+_PLAIN = re.compile(r"^(?P<time>\d\S*[ T]\S+) \[(?P<level>\w+) *\] (?P<event>.*)$")
+_NAME = re.compile(r"\s+(\w+)=")
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\[[^\]]*\]|[^\s'\"\[]*")
+_LITERAL = re.compile(r"['\"].*|None|True|False|[-+.\de]*\d[-+.\de]*")
 _POOLS = re.compile(r"full_layer_tokens=(\d+), swa_layer_tokens=\[?(\d+)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _FAILED = (
@@ -101,9 +106,33 @@ def _add(log: Log, line: str) -> None:
     if isinstance(value, dict) and "event" in value:
         log.events.append(value)
     elif found := _PLAIN.match(line):
-        log.events.append(found.groupdict())
+        event, values = _fields(found["event"])
+        log.events.append({"time": found["time"], "level": found["level"], **values, "event": event})
     else:
         log.unread += 1
+
+
+def _fields(text: str) -> tuple[str, dict[str, Any]]:
+    """The event that a plain line begins with, and the ``name=value`` that stand behind it up to its end."""
+    for first in _NAME.finditer(text):
+        values: dict[str, Any] = {}
+        name: re.Match[str] | None = first
+        end = first.start()
+        while name is not None:
+            value = _QUOTED.match(text, name.end())
+            assert value is not None  # it may be empty
+            values[name[1]], end = _value(value[0]), value.end()
+            name = _NAME.match(text, end)
+        if not text[end:].strip():
+            return text[: first.start()], values
+    return text.strip(), {}
+
+
+def _value(text: str) -> object:
+    try:
+        return ast.literal_eval(text) if _LITERAL.fullmatch(text) else text
+    except (ValueError, SyntaxError):
+        return text
 
 
 def examine_log(path: Path) -> list[Finding]:
@@ -165,6 +194,8 @@ def _rejected(log: Log) -> Finding:
     bad = {status: count for status, count in sorted(statuses.items()) if status >= 400 and status != 499}
     ignored = sorted({str(e) for e in log.saying(" is ignored")})
     told = [f"{count} × {status} ({_REASONS.get(status, ('refused', ''))[0]})" for status, count in bad.items()]
+    if not statuses and not ignored:
+        return skipped(REJECTED, "the log has no requests")
     seen = "; ".join([*told, *ignored]) or f"none of {sum(statuses.values())} requests was refused, no option ignored"
     held = [status for status in bad if status not in _CLIENTS]
     if not held and not ignored:

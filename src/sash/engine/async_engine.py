@@ -93,6 +93,7 @@ class AsyncEngine:
         spec: the model's description; its stop tokens end answers.
         tokenizer: None where only token ids go in and out.
         max_waiting: answers that may wait beside the ``max_num_seqs`` that run; more are turned away.
+        log_format: of the core's lines on standard error: json or text.
     """
 
     def __init__(
@@ -103,11 +104,13 @@ class AsyncEngine:
         tokenizer: Tokenizer | None,
         *,
         max_waiting: int = 256,
+        log_format: str = "json",
     ) -> None:
         self.spec = spec
         self.tokenizer = tokenizer
         self._start = Start(model, dict(options))
         self._max_waiting = max_waiting
+        self._log_format = log_format
         self._frontend = Frontend(spec, tokenizer, int(options.get("seed", 0)))
         self._submissions: dict[str, Submission] = {}
         self._accepting: dict[str, asyncio.Future[None]] = {}
@@ -138,7 +141,7 @@ class AsyncEngine:
         self._ready, self._ended = loop.create_future(), loop.create_future()
         with theirs:
             # -P: a folder named sash where we happen to run must not stand in for the package.
-            command = (sys.executable, "-P", "-m", "sash.engine.process", str(theirs.fileno()))
+            command = (sys.executable, "-P", "-m", "sash.engine.process", str(theirs.fileno()), self._log_format)
             try:
                 self._process = await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),))
             except OSError as error:
