@@ -69,6 +69,23 @@ def test_slow_requests(tmp_path: Path) -> None:
     assert result.status is Status.WARN and "slug 99 s (prompt_tokens 9, completion_tokens 800)" in result.evidence
 
 
+def test_those_who_left_waited_too(tmp_path: Path) -> None:
+    result = found(tmp_path, *[request()] * 3, request(499, 60.0, client_gone=True, request_id="left"))
+    assert result["rejected"].status is Status.OK and "3 answers" in result["latency"].evidence
+    slow = result["slow-requests"]
+    assert slow.status is Status.WARN and "request left 60 s; the clients of 1 left before the end" in slow.evidence
+    alone = found(tmp_path, request(499, 60.0))
+    assert alone["latency"].status is Status.SKIPPED and alone["slow-requests"].status is Status.WARN
+    assert found(tmp_path, request(499, 2.0))["slow-requests"].status is Status.OK
+
+
+def test_every_status_that_is_answered_says_what_was_refused(tmp_path: Path) -> None:
+    clash = found(tmp_path, request(409), request())["rejected"]
+    assert clash.status is Status.OK and "1 × 409 (what clashes" in clash.evidence
+    assert found(tmp_path, request(507))["rejected"].cause == "the server refused jobs for which there was no room"
+    assert found(tmp_path, request(418))["rejected"].cause == "the server refused requests with status 418"
+
+
 def test_start_lines(tmp_path: Path) -> None:
     plain = (
         "2026-11-30 03:47:13 [info     ] max_model_len 96: shortened from 32768 so that one request fits the pools\n"
