@@ -171,7 +171,7 @@ def test_the_command_writes_a_report(run: Run, folder: Path, tmp_path: Path, mon
     record = tmp_path / "records" / "lab.jsonl"
     done = run("lab", "edge", str(folder), "--quick", "--out", str(tmp_path), "--record", str(record))
     assert json.loads(record.read_text())["verdict"] == "holds" and not (tmp_path / "lab.jsonl").exists()
-    assert done.code == 0 and "edge: holds." in done.out and (tmp_path / "report.html").is_file()
+    assert done.code == 0 and 'edge: "edge holds" holds.' in done.out and (tmp_path / "report.html").is_file()
     assert f"sash lab all {folder}" in (tmp_path / "report.md").read_text()
     assert "no effect" not in done.out
 
