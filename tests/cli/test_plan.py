@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -171,11 +172,24 @@ def test_this_machine_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     ceiling = pytest.importorskip("sash.bench.ceiling")
     top = ceiling.Ceiling(5e10, {"float32": 2e11, "bfloat16": 9e11, "int8": 1.9e12})
     monkeypatch.setattr(ceiling, "measure_apart", lambda threads: top)
+    native = pytest.importorskip("sash.ops.native")
+    machine = importlib.import_module("sash.spec.machine")
+    monkeypatch.setattr(machine, "probe_cpu", lambda: machine.Machine(1 << 33, True))
+    monkeypatch.setenv("SASH_KERNELS", "native" if native.load()[0] else "torch")
+    kept = "int8" if native.load()[0] else "bfloat16"
     data = document(run, "gemma-3-270m", "--measure")
     assert data["device"] == {"name": "this machine", "measured": True}
-    assert data["answer"]["precision"]["weights"] == "int8"
+    assert data["answer"]["precision"] == {"weights": kept, "kv": "bfloat16", "window_kv": None}
     assert 0.004 < data["times"]["decode 1"]["total_s"] < 0.02
-    assert "on this machine about: prefill" in run("plan", "gemma-3-270m", "--measure").out
+    out = run("plan", "gemma-3-270m", "--measure").out
+    assert "on this machine about: prefill" in out
+    assert f"({kept} weights, bfloat16 KV)" in out and f"{kept} weights are what sash takes on this machine" in out
+    asked = run("plan", "gemma-3-270m", "--measure", "--dtype", "bf16").out
+    assert "(bfloat16 weights, bfloat16 KV)" in asked and "takes on this machine" not in asked
+    monkeypatch.setenv("SASH_KERNELS", "torch")
+    monkeypatch.setattr(machine, "probe_cpu", lambda: machine.Machine(1 << 33, False))
+    precision = document(run, "gemma-3-270m", "--measure")["answer"]["precision"]
+    assert precision == {"weights": "float32", "kv": "float32", "window_kv": None}
 
 
 def test_times_tiers_and_ratios(run: Run) -> None:

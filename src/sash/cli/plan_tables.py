@@ -15,13 +15,13 @@ from sash.planner.speed import prefill
 from sash.planner.units import amount, figures, seconds, share, size, spaced, tokens_of
 
 
-def print_plan(plan: Plan, *, everything: bool) -> None:
-    """The short form, or all tables."""
+def print_plan(plan: Plan, *, everything: bool, note: str = "") -> None:
+    """The short form, or all tables; ``note`` stands behind the answer."""
     page = Page()
     page.say(f"{page.styled(plan.shapes.name)}  {describe(plan.shapes)}")
     first, *more = headline(plan)
     page.say(page.styled(first, "1;32" if plan.answer.fits else "1;31"))
-    for line in more:
+    for line in [*more, *([note] if note else [])]:
         page.say(line)
     if plan.answer.beyond:
         page.say(page.styled(warning(plan), "1;33"))
