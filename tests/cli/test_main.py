@@ -8,6 +8,7 @@ import pytest
 from tests.cli.scripted import Run
 
 import sash
+from sash.server.config import DEFAULT_TIMEOUT_S
 from sash.spec.config import EngineConfig
 from sash.spec.sampling import SamplingParams
 
@@ -74,3 +75,9 @@ def test_closed_output_is_silent() -> None:
 def test_a_record_that_can_not_be_kept_is_refused_before_the_work(run: Run, command: list[str], tmp_path: Path) -> None:
     done = run("bench", *command, "--record", str(tmp_path))
     assert done.code == 2 and f"--record: {tmp_path} can't be written" in done.err
+
+
+def test_help_tells_after_how_long_a_server_ends_a_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    for command in ("serve", "generate"):
+        assert f"Default: never; of sash serve: {DEFAULT_TIMEOUT_S:g}." in run(command, "--help").out

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -96,10 +97,11 @@ def test_what_does_not_fit_says_what_is_missing(run: Run) -> None:
     outcome = run("plan", "mistral-7b", "--memory", "10GiB")
     assert outcome.code == 1
     assert "weights alone take 13.5 GiB" in outcome.out
+    assert "\n= " not in outcome.out, "nothing is left to share out"
     outcome = run("plan", "mistral-7b", "--kv-memory", "100MiB", "--context", "32k", "--concurrency", "2")
     assert outcome.code == 1
-    assert "2 of 32\u202f768 tokens need 531 MiB of KV, there are 100 MiB" in outcome.out
-    assert "what would fit: 531 MiB of KV memory\n" in outcome.out
+    assert "2 requests of 32\u202f768 tokens need 531 MiB of KV, there are 100 MiB" in outcome.out
+    assert "what would fit: 531 MiB of KV memory; or 2 requests of 769 tokens\n" in outcome.out
     outcome = run("plan", "mistral-7b", "--memory", "10GiB", "--context", "4k", "--dtype", "bf16", "--json")
     answer = json.loads(outcome.out)
     assert [(way["change"], way["precision"]["weights"]) for way in answer["instead"]] == [
@@ -118,17 +120,45 @@ def test_what_does_not_fit_says_what_is_missing(run: Run) -> None:
 )
 def test_memory_that_is_named_is_enough_as_printed(run: Run, known: list[str], option: str) -> None:
     short = run("plan", *known, option, "1MiB")
-    named = re.search(r"what would fit: (?:.* KV; or )?([\d.]+) (\w+)", short.out)
+    named = re.search(r"what would fit: (?:.* KV \(.*\); or )?([\d.]+) (\w+)", short.out)
     assert short.code == 1 and named
     assert run("plan", *known, option, named[1] + named[2]).code == 0
-    said = re.search(r"need ([\d.]+) (\w+)", run("plan", *known).out)
+    said = re.search(r"needs? ([\d.]+) (\w+)", run("plan", *known).out)
     assert said and (option == "--kv-memory" or run("plan", *known, option, said[1] + said[2]).code == 0)
 
 
 def test_a_device_is_offered_no_more_memory(run: Run) -> None:
     outcome = run("plan", "llama-3.1-70b", "--device", "h100-sxm", "--context", "32k")
     assert outcome.code == 1
-    assert "what would fit: int4 weights, bfloat16 KV\n" in outcome.out
+    assert "what would fit: int4 weights, bfloat16 KV (--quantization int4 --kv-cache-dtype bfloat16)\n" in outcome.out
+    assert "on h100-sxm" not in outcome.out, "no times of what doesn't fit"
+
+
+def test_one_request_fits_and_needs(run: Run) -> None:
+    one = ["gemma-3-27b", "--dtype", "int4", "--context", "32k", "--concurrency", "1"]
+    for known, words in (
+        (one, "1 request of 32\u202f768 tokens needs "),
+        ([*one, "--memory", "24GB"], "1 request of 32\u202f768 tokens fits 22.4 GiB with int4 weights"),
+        (
+            ["gemma-3-27b", "--memory", "80GB", "--concurrency", "1"],
+            "1 request of up to 131\u202f072 tokens fits 74.5 GiB",
+        ),
+        ([*one, "--memory", "22GB"], "1 request of 32\u202f768 tokens needs "),
+    ):
+        assert words in run("plan", *known).out
+    short = run("plan", *one, "--memory", "22GB").out.splitlines()
+    assert short[2].startswith("= 17.2 GiB weights + ")
+
+
+def test_a_context_far_beyond_the_memory_gets_the_longest_that_fits(run: Run) -> None:
+    asked = ["gemma-3-27b", "--memory", "24GB", "--context", "10M"]
+    out = run("plan", *asked).out
+    narrowest = "with int4 weights, int8 KV"
+    assert f"{narrowest} (--quantization int4 --kv-cache-dtype int8); or 1 request of " in out
+    found = re.search(rf"; or 1 request of (\d+)\u202f(\d+) tokens {narrowest}\n", out)
+    assert found
+    shorter = ["--context", found[1] + found[2], "--quantization", "int4", "--kv-cache-dtype", "int8"]
+    assert run("plan", *asked[:3], *shorter).code == 0
 
 
 @pytest.mark.parametrize("more", [[], ["--all"], ["--json"]])
@@ -142,11 +172,24 @@ def test_this_machine_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     ceiling = pytest.importorskip("sash.bench.ceiling")
     top = ceiling.Ceiling(5e10, {"float32": 2e11, "bfloat16": 9e11, "int8": 1.9e12})
     monkeypatch.setattr(ceiling, "measure_apart", lambda threads: top)
+    native = pytest.importorskip("sash.ops.native")
+    machine = importlib.import_module("sash.spec.machine")
+    monkeypatch.setattr(machine, "probe_cpu", lambda: machine.Machine(1 << 33, True))
+    monkeypatch.setenv("SASH_KERNELS", "native" if native.load()[0] else "torch")
+    kept = "int8" if native.load()[0] else "bfloat16"
     data = document(run, "gemma-3-270m", "--measure")
     assert data["device"] == {"name": "this machine", "measured": True}
-    assert data["answer"]["precision"]["weights"] == "int8"
+    assert data["answer"]["precision"] == {"weights": kept, "kv": "bfloat16", "window_kv": None}
     assert 0.004 < data["times"]["decode 1"]["total_s"] < 0.02
-    assert "on this machine about: prefill" in run("plan", "gemma-3-270m", "--measure").out
+    out = run("plan", "gemma-3-270m", "--measure").out
+    assert "on this machine about: prefill" in out
+    assert f"({kept} weights, bfloat16 KV)" in out and f"{kept} weights are what sash takes on this machine" in out
+    asked = run("plan", "gemma-3-270m", "--measure", "--dtype", "bf16").out
+    assert "(bfloat16 weights, bfloat16 KV)" in asked and "takes on this machine" not in asked
+    monkeypatch.setenv("SASH_KERNELS", "torch")
+    monkeypatch.setattr(machine, "probe_cpu", lambda: machine.Machine(1 << 33, False))
+    precision = document(run, "gemma-3-270m", "--measure")["answer"]["precision"]
+    assert precision == {"weights": "float32", "kv": "float32", "window_kv": None}
 
 
 def test_times_tiers_and_ratios(run: Run) -> None:

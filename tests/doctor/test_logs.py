@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from sash.doctor.finding import Finding, Status
-from sash.doctor.logs import examine_log
+from sash.doctor.logs import events, examine_log
 from sash.spec.errors import ConfigError
+from sash.spec.log import renderer
 
 START = [
     {"event": "dtype bfloat16: cpu has bfloat16 arithmetic", "part": "core", "level": "info"},
@@ -68,6 +69,23 @@ def test_slow_requests(tmp_path: Path) -> None:
     assert result.status is Status.WARN and "slug 99 s (prompt_tokens 9, completion_tokens 800)" in result.evidence
 
 
+def test_those_who_left_waited_too(tmp_path: Path) -> None:
+    result = found(tmp_path, *[request()] * 3, request(499, 60.0, client_gone=True, request_id="left"))
+    assert result["rejected"].status is Status.OK and "3 answers" in result["latency"].evidence
+    slow = result["slow-requests"]
+    assert slow.status is Status.WARN and "request left 60 s; the clients of 1 left before the end" in slow.evidence
+    alone = found(tmp_path, request(499, 60.0))
+    assert alone["latency"].status is Status.SKIPPED and alone["slow-requests"].status is Status.WARN
+    assert found(tmp_path, request(499, 2.0))["slow-requests"].status is Status.OK
+
+
+def test_every_status_that_is_answered_says_what_was_refused(tmp_path: Path) -> None:
+    clash = found(tmp_path, request(409), request())["rejected"]
+    assert clash.status is Status.OK and "1 × 409 (what clashes" in clash.evidence
+    assert found(tmp_path, request(507))["rejected"].cause == "the server refused jobs for which there was no room"
+    assert found(tmp_path, request(418))["rejected"].cause == "the server refused requests with status 418"
+
+
 def test_start_lines(tmp_path: Path) -> None:
     plain = (
         "2026-11-30 03:47:13 [info     ] max_model_len 96: shortened from 32768 so that one request fits the pools\n"
@@ -76,6 +94,29 @@ def test_start_lines(tmp_path: Path) -> None:
     result = found(tmp_path, plain)
     assert result["length-limited"].status is result["kernels"].status is Status.WARN
     assert result["latency"].status is result["slow-requests"].status is Status.SKIPPED
+
+
+def test_lines_as_text_tell_the_same(tmp_path: Path) -> None:
+    """As structlog writes them: the event, padded, then fields by name; values with spaces in quotes."""
+    write = renderer("text")
+    lines = [
+        *START,
+        *[request()] * 20,
+        *[request(429)] * 3,
+        request(401),
+        request(duration_s=99.0, request_id="slug", prompt_tokens=9),
+        {"event": "request_failed", "level": "error", "error": 'Traceback\n  it\'s\nValueError: "odd" a=b\n'},
+        {"event": "jobs_turn_failed", "level": "error", "param": None, "origins": ["a b", "c=d"]},
+    ]
+    lines = [{"time": "2026-11-30T03:47:13+0000", "part": "core", "level": "info", **line} for line in lines]
+    text = [write(None, "", dict(line)) for line in lines]
+    assert not any(line.startswith("{") or "\x1b" in line for line in text)
+    assert found(tmp_path, *text) == found(tmp_path, *lines)
+    assert events(text).events[-1]["param"] is None and events(text).events[-2]["error"] == lines[-2]["error"]
+
+
+def test_a_log_without_requests_says_nothing_of_them(tmp_path: Path) -> None:
+    assert found(tmp_path, *START)["rejected"].status is Status.SKIPPED
 
 
 def test_numbers_that_are_none_and_lines_too_deep(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from tests.engine.conftest import OPTIONS, save_tokenizer
 from tests.families import build
 from tests.server.live import served
 
-from sash.doctor.client import Client, ServerError
-from sash.doctor.finding import Finding, Status
+from sash.doctor import server
+from sash.doctor.client import Client, Reply, ServerError
+from sash.doctor.finding import Finding, Status, ok
 from sash.doctor.server import examine_server
 from sash.doctor.statistics import grown_finding, stats_findings, work_findings
 from sash.engine.async_engine import AsyncEngine
@@ -54,6 +55,20 @@ def test_a_healthy_server(found: dict[str, Finding]) -> None:
     assert [f.name for f in found.values() if f.status is Status.SKIPPED] == ["recall"]
     assert "window 2 of at most 2 pages" in found["cache-bounded"].evidence
     assert "all came back" in found["cache-bounded"].evidence
+
+
+def test_times_are_of_one_period(stats: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = copy.deepcopy(stats)
+    asked["uptime_s"], asked["engine"]["busy_s"] = 1000.0, 30.0
+    core = next(p for p in asked["machine"]["processes"] if p["process"] == "core")
+    core |= {"cpu_s": 40.0, "cpu_ratio": 0.98}
+    monkeypatch.setattr(server, "_stats", lambda _: asked)
+    monkeypatch.setattr(server, "_watched", lambda *_: ok("probe", ""))
+    monkeypatch.setattr(server, "_outside", lambda *_: ([], []))
+    monkeypatch.setattr(server.Speaker, "of", lambda *_: None)
+    monkeypatch.setattr(Client, "call", lambda *_: Reply(200, {}))
+    time = next(f for f in examine_server(Client("http://sash")) if f.name == "time")
+    assert "steps take 3% of the time" in time.evidence and "core 4% of a processor" in time.evidence
 
 
 def by_name(findings: list[Finding]) -> dict[str, Finding]:

@@ -16,7 +16,7 @@ from sash import LLM, SamplingParams
 from sash.engine.async_engine import AsyncEngine
 from sash.engine.messages import CancelRequest, GetReport
 from sash.engine.wire import FrameReader, frame
-from sash.spec.errors import ConfigError, EngineDeadError, ModelError, OverloadedError, RequestError
+from sash.spec.errors import ConfigError, EngineDeadError, EngineStoppedError, ModelError, OverloadedError, RequestError
 from sash.spec.load import load_spec
 from sash.spec.locate import locate
 from sash.spec.structured import StructuredOutputs
@@ -173,6 +173,28 @@ def test_a_core_that_dies_is_told_to_all_who_wait_and_may_start_again(run: Calla
         assert engine.starts == 2
         async with engine.submit("Hello", LONG) as again:
             assert len((await again.finished()).outputs[0].token_ids) == 50
+
+    run(test)
+
+
+def test_an_engine_that_is_told_to_end_has_not_failed(run: Callable[[Test], None]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        async with engine.submit([5, 6], LONG) as submission:
+            closing = asyncio.create_task(engine.close())
+            with pytest.raises(EngineStoppedError, match="stopped before the answer was done"):
+                await submission.finished()
+            await closing
+        with pytest.raises(EngineStoppedError):
+            async with engine.submit([5], LONG):
+                pass
+        await engine.start()
+        os.kill(engine.pid or 0, signal.SIGKILL)
+        await engine.ended()
+        await engine.close()
+        with pytest.raises(EngineDeadError, match="not running") as error:
+            async with engine.submit([5], LONG):
+                pass
+        assert not isinstance(error.value, EngineStoppedError)
 
     run(test)
 

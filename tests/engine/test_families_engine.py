@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from tests.families import FAMILIES, MAX_TEXT, VOCAB, build, oracle_logits, tokens
 
 from sash.engine.build import build_core
@@ -67,6 +68,18 @@ def answer(folder: Path, options: dict[str, Any]) -> RequestOutput:
 
 def _model_len(folder: Path) -> int:
     return min(MAX_TEXT, load_spec(locate(folder)).max_position)
+
+
+@pytest.mark.parametrize(("quantization", "used"), [("auto", "none"), ("int8", "int8")])
+def test_the_line_of_a_start_names_what_is_in_use(
+    quantization: str, used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SASH_KERNELS", "torch")
+    _, folder = build("gemma3", tmp_path)
+    with capture_logs() as lines:
+        build_core(folder, EngineConfig(max_model_len=16, kv_cache_memory_bytes=1 << 20, quantization=quantization))
+    ready = next(line for line in lines if line["event"] == "ready")
+    assert ready["quantization"] == used
 
 
 def worst_difference(got: list[PositionLogprobs], wanted: torch.Tensor) -> float:

@@ -16,6 +16,7 @@ from sash.lab import batch, batch_speed, chunk, memory, ratio, stall
 from sash.lab.apart import apart, here
 from sash.lab.context import Context
 from sash.lab.crowd import Answer, Crowd, Job, difference
+from sash.lab.draw import draw
 from sash.lab.experiment import Finding, NotApplicable, Verdict
 from sash.scheduler.plan import StepPlan
 from sash.scheduler.scheduler import Scheduler
@@ -268,7 +269,7 @@ def test_the_bytes_are_true(context: Context) -> None:
     complete(found)
 
 
-@pytest.mark.parametrize("column", ["allocated", "held", "resident", "resident before"])
+@pytest.mark.parametrize("column", ["allocated", "held", "resident"])
 def test_bytes_that_nobody_predicted_are_found(context: Context, column: str) -> None:
     def more(*arguments: Any, **named: Any) -> Any:
         found = fresh(*arguments, **named)
@@ -276,6 +277,45 @@ def test_bytes_that_nobody_predicted_are_found(context: Context, column: str) ->
         return found
 
     assert memory.measure(context, memory.Plan((16, 64)), more).verdict is Verdict.FAILS
+
+
+@pytest.mark.parametrize(("used", "verdict"), [(1, Verdict.HOLDS), (2, Verdict.SKIPPED)])
+def test_requests_in_memory_that_was_used_before_are_not_measured(
+    context: Context, used: int, verdict: Verdict
+) -> None:
+    def stale(*arguments: Any, **named: Any) -> Any:
+        found = fresh(*arguments, **named)
+        for entry in found[-used:]:
+            entry["resident before"] = entry["resident"] = entry["predicted"] // 2
+        return found
+
+    found = memory.measure(context, memory.Plan((16, 64)), stale)
+    assert found.verdict is verdict
+    assert f"Requests not measured: {3 * used}" in found.sentence and "lies in memory is not measured" in found.sentence
+    assert [row["resident"] is None for row in found.rows] == [used == 2, True] * 3
+    assert all(draw(plot) for plot in found.plots)
+    complete(found)
+
+
+def test_pools_lie_in_memory_that_nobody_used_before(context: Context) -> None:
+    lengths = [512, 1024]
+    with_holes = apart(_weigh_among_holes, context, stack="full", lengths=lengths)
+    assert [entry["resident before"] <= 0.1 * entry["predicted"] for entry in with_holes] == [True, True]
+
+
+def _weigh_among_holes(context: Context, *, stack: str, lengths: list[int]) -> list[dict[str, int]]:
+    """As if engines wrote and freed many blocks below the size that gets memory of its own."""
+    plain, above = memory.together, []
+
+    def leaves_holes(*arguments: Any, **named: Any) -> Any:
+        answers = plain(*arguments, **named)
+        blocks = [torch.ones(60_000, dtype=torch.uint8) for _ in range(1000)]
+        above.append([torch.ones(60_000, dtype=torch.uint8) for _ in range(10)])
+        del blocks
+        return answers
+
+    memory.together = leaves_holes
+    return memory.weigh_stack(context, stack=stack, lengths=lengths)
 
 
 def test_resident_bytes_are_those_that_were_touched() -> None:

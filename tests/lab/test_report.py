@@ -115,7 +115,10 @@ def test_a_run_keeps_records_and_writes_both_pages(
     records = [json.loads(line) for line in (tmp_path / "lab.jsonl").read_text().splitlines()]
     assert [(r["name"], r["verdict"]) for r in records] == [("memory", "holds"), ("skipped", "not measured")]
     assert records[0]["rows"][0]["held"] == 1.50001 and {"commit", "seed", "cpu", "seconds"} <= records[0].keys()
-    assert said[:2] == ["memory: holds. The ring is flat: 1.5 MiB.", "skipped: not measured. no windows here."]
+    assert said[:2] == [
+        'memory: "memory holds" holds. The ring is flat: 1.5 MiB.',
+        'skipped: "skipped holds" is not measured. no windows here.',
+    ]
     markdown, page = ((tmp_path / f"report.{kind}").read_text() for kind in ("md", "html"))
     for text in (markdown, page):
         for wanted in (
@@ -168,7 +171,7 @@ def test_the_command_writes_a_report(run: Run, folder: Path, tmp_path: Path, mon
     record = tmp_path / "records" / "lab.jsonl"
     done = run("lab", "edge", str(folder), "--quick", "--out", str(tmp_path), "--record", str(record))
     assert json.loads(record.read_text())["verdict"] == "holds" and not (tmp_path / "lab.jsonl").exists()
-    assert done.code == 0 and "edge: holds." in done.out and (tmp_path / "report.html").is_file()
+    assert done.code == 0 and 'edge: "edge holds" holds.' in done.out and (tmp_path / "report.html").is_file()
     assert f"sash lab all {folder}" in (tmp_path / "report.md").read_text()
     assert "no effect" not in done.out
 

@@ -41,6 +41,9 @@ class FakeEngine:
     pid: int | None = None
     starts: int = 1
     die_after: int | None = None
+    dies_of: EngineDeadError = field(
+        default_factory=lambda: EngineDeadError("the engine failed; the request is lost, send it again")
+    )
     info: Ready | None = field(default_factory=lambda: Ready(512, 4, "float32", "none", "pools"))
     params: list[SamplingParams] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
@@ -83,7 +86,7 @@ class FakeEngine:
         for step in range(max(map(len, scripts))):
             await asyncio.sleep(self.delay_s)
             if self.die_after is not None and step >= self.die_after:
-                submission.die("the engine failed; the request is lost, send it again")
+                submission.die(self.dies_of)
                 return
             for answer_id, script in zip(message.answer_ids, scripts, strict=True):
                 if step >= len(script):

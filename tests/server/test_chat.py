@@ -13,6 +13,7 @@ from tests.text.fakes import ByteTokenizer
 
 from sash.server import prompts
 from sash.server.protocol.chat import ChatChunk, ChatCompletion
+from sash.text.chat import PLAIN_STOPS
 
 PATH = "/v1/chat/completions"
 TEMPLATE = (
@@ -71,7 +72,7 @@ def test_the_models_template_is_used_then_the_servers_then_a_plain_one(tmp_path:
     assert bytes(engine.prompts[0]) == b"OWN hi"
 
 
-def test_an_answer_in_the_plain_template_ends_where_the_user_would_speak() -> None:
+def test_an_answer_in_the_plain_template_ends_where_a_next_turn_would_begin() -> None:
     bare, own = templated(None), templated()
     chat(bare, stop="END")
     chat(bare, ignore_eos=True)
@@ -79,7 +80,7 @@ def test_an_answer_in_the_plain_template_ends_where_the_user_would_speak() -> No
     chat(bare, structured_outputs={"regex": "user: a"})
     chat(own)
     post("/v1/responses", {"input": "hi"}, bare)
-    assert [params.stop for params in bare.params] == [("END", "\nuser:"), (), (), (), ("\nuser:",)]
+    assert [params.stop for params in bare.params] == [("END", *PLAIN_STOPS), (), (), (), PLAIN_STOPS]
     assert own.params[0].stop == ()
 
 
@@ -130,6 +131,9 @@ def test_an_answer_may_be_begun_by_the_client() -> None:
     talk = [say("user", "hi"), say("assistant", "Well, ")]
     assert prompt_of(templated(), talk, continue_final_message=True) == "<user>hi</><assistant>Well, "
     assert prompt_of(templated(), talk, add_generation_prompt=False).endswith("<assistant>Well,</>")
+    spaced = [say("user", "hi\n"), say("assistant", " Well,  \n ")]
+    assert prompt_of(templated(None), spaced, continue_final_message=True) == "user: hi\nassistant: Well,  \n "
+    assert prompt_of(templated(None), spaced) == "user: hi\nassistant: Well,\nassistant:"
     both = {"messages": talk, "continue_final_message": True, "add_generation_prompt": True}
     assert refusal(PATH, both)["param"] == "continue_final_message"
     missing = templated("{{ messages[0].content }}")

@@ -17,6 +17,7 @@ from tests.server.respond import PATH, prompt_of, respond, saying, serve, stream
 
 from sash.server.protocol.responses import ResponseObject
 from sash.server.state import ServerState
+from sash.spec.errors import EngineStoppedError
 from sash.spec.structured import StructuredOutputs
 
 
@@ -184,6 +185,9 @@ def test_an_engine_that_dies_ends_the_stream_with_a_failure() -> None:
     engine.die_after = 1
     name, data = streamed(engine)[-1]
     assert name == "response.failed" and "send it again" in data["response"]["error"]["message"]
+    engine.dies_of = EngineStoppedError("stopped")
+    name, data = streamed(engine)[-1]
+    assert name == "response.failed" and "server shut down" in data["response"]["error"]["message"]
 
 
 def test_what_fails_before_the_stream_is_an_ordinary_error() -> None:

@@ -20,6 +20,8 @@ import pytest
 from tests.engine.conftest import save_tokenizer
 from tests.families import build
 
+from sash.doctor.logs import examine_log
+
 STREAMS = 16
 FLAGS = ["--dtype", "float32", "--max-model-len", "2000", "--kv-cache-memory-bytes", "64MiB", "--max-num-seqs", "16"]
 LONG = {"prompt": [5, 6, 7], "max_tokens": 900, "ignore_eos": True, "temperature": 0}
@@ -69,6 +71,18 @@ class Served:
             self._news.wait_for(lambda: len(found()) >= count or not self._reader.is_alive(), 60)
             assert len(found()) >= count, self.raw
             return found()[-1]
+
+    def wait_for_text(self, pattern: str) -> str:
+        """The first group of a pattern, once a line has it."""
+
+        def found() -> re.Match[str] | None:
+            return re.search(pattern, self.raw)
+
+        with self._news:
+            self._news.wait_for(lambda: found() or not self._reader.is_alive(), 60)
+            match = found()
+            assert match is not None, self.raw
+            return match[1]
 
     @property
     def url(self) -> str:
@@ -146,15 +160,24 @@ def test_sigterm_lets_streams_finish_and_refuses_new_ones(serve: Serve) -> None:
 def test_a_drain_that_takes_too_long_tells_those_who_wait(serve: Serve) -> None:
     served = serve("--drain-s", "0.3")
     url, started = served.url, threading.Semaphore(0)
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(5) as pool:
         running = [pool.submit(stream, url, started, max_tokens=1900) for _ in range(4)]
         for _ in range(4):
             started.acquire()
+        whole = pool.submit(httpx.post, f"{url}/v1/completions", json=LONG | {"max_tokens": 1900}, timeout=60)
+        while httpx.get(f"{url}/load").json()["server_load"] < 5:
+            pass
         served.process.send_signal(signal.SIGINT)
         ended = [future.result() for future in running]
+        refused = whole.result()
     assert all(done and (events[-1].get("error") or reason(events) == "length") for _, events, done in ended)
-    assert any("error" in events[-1] for _, events, _ in ended)
+    errors = [events[-1]["error"] for _, events, _ in ended if "error" in events[-1]]
+    assert errors and {error["code"] for error in errors} == {"draining"}
+    assert refused.status_code == 503 and refused.headers["retry-after"] == "5"
+    assert refused.json()["error"]["code"] == "draining" and "send it again" in refused.json()["error"]["message"]
     assert served.end() == 0
+    assert "engine_dead" not in served.raw and "engine failed" not in served.raw
+    assert served.wait_for("request", 5)["error"] == "draining"
 
 
 def test_a_core_that_dies_is_started_again_and_nobody_hangs(serve: Serve) -> None:
@@ -205,6 +228,21 @@ def test_a_job_goes_on_after_the_server_has_ended(serve: Serve, tmp_path: Path, 
     answers = [json.loads(line)["response"] for line in lines.values()]
     assert {answer["status_code"] for answer in answers} == {200}
     assert len({answer["body"]["choices"][0]["text"] for answer in answers}) == 1
+
+
+def test_text_lines_are_the_cores_too_and_a_file_has_no_colours(serve: Serve, tmp_path: Path) -> None:
+    served = serve("--log-format", "text", SASH_SERVE_API_KEY="one")
+    url = served.wait_for_text(r"\] serving .*url=(\S+)")
+    assert httpx.post(f"{url}/v1/completions", json=LONG).status_code == 401
+    served.process.send_signal(signal.SIGTERM)
+    assert served.end() == 0
+    assert not served.lines and "\x1b" not in served.raw
+    assert re.search(r"^20\S+ \[info     \] .*kernels.* part=core$", served.raw, re.MULTILINE)
+    log = tmp_path / "log"
+    log.write_text(served.raw)
+    told = {finding.name: finding.evidence for finding in examine_log(log)}
+    assert told["rejected"].startswith("1 × 401") and told["length-limited"] == "max_model_len 2000"
+    assert "kernels" in told["kernels"]
 
 
 def test_keys_and_certificates(serve: Serve, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.server.fake import FakeEngine
 from tests.server.raw import RawCall
 
 from sash.server.middleware import CLIENT_GONE
+from sash.spec.errors import EngineStoppedError
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 PATHS = pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
@@ -51,6 +52,19 @@ def test_an_engine_that_dies_ends_a_stream_with_an_error(path: str) -> None:
     *_, last = events(answer.text)
     assert answer.status_code == 200
     assert last["error"]["code"] == "engine_dead" and "send it again" in last["error"]["message"]
+
+
+@PATHS
+@HOW
+def test_an_engine_that_is_stopped_is_no_failure(path: str, streamed: bool) -> None:
+    engine = saying(b"abc", die_after=2, dies_of=EngineStoppedError("stopped"))
+    with logged() as lines:
+        answer = post(path, body_of(path, stream=streamed), engine)
+    error = events(answer.text)[-1]["error"] if streamed else answer.json()["error"]
+    assert (error["code"], error["type"]) == ("draining", "service_unavailable_error")
+    assert "shut down before the answer was done; send it again" in error["message"]
+    assert streamed or (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert next(line for line in lines if line["event"] == "request")["error"] == "draining"
 
 
 @PATHS

@@ -78,10 +78,18 @@ def test_text_without_calls_is_an_ordinary_answer() -> None:
         assert "tool_calls" not in choice["message"]
 
 
-def test_a_call_that_is_cut_off_says_so() -> None:
-    choice = chat(calling(CALL[:-20], reason="length"), tools=TOOLS)["choices"][0]
+@pytest.mark.parametrize("required", [True, False], ids=["required", "auto"])
+@pytest.mark.parametrize("end", [5, len(CALL) - 45, len(CALL) - 25, len(CALL) - 8, len(CALL) + 4])
+def test_a_call_that_is_cut_off_has_what_was_said_of_it(end: int, required: bool) -> None:
+    whole = CALL + NOW
+    said, begun = whole[:end], whole[:end].partition('"arguments": ')[2].partition("}")
+    expected = [call("weather", "".join(begun[:2]))] if '"weather"' in said else []
+    options = {"tools": TOOLS, "tool_choice": "required" if required else "auto"}
+    choice = chat(calling(said, reason="length"), **options)["choices"][0]
     assert choice["finish_reason"] == "length"
-    assert ARGUMENTS.startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
+    assert without_ids(choice["message"].get("tool_calls", [])) == expected and not choice["message"]["content"]
+    text, calls, reason = put_together(stream(PATH, calling(said, reason="length"), **options))[0]
+    assert (text, without_ids(calls), reason) == ("", expected, "length")
 
 
 def put_together(chunks: list[Json]) -> dict[int, tuple[str, list[Json], str | None]]:

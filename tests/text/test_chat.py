@@ -10,8 +10,9 @@ from tests.text.fakes import ByteTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from sash.spec.errors import ModelError, RequestError
+from sash.spec.sampling import SamplingParams
 from sash.text.base import Tokenizer
-from sash.text.chat import encode_chat, render_chat
+from sash.text.chat import PLAIN_TEMPLATE, encode_chat, end_turns, render_chat
 from sash.text.load import load_tokenizer
 
 HI = [{"role": "user", "content": "hi"}]
@@ -51,6 +52,16 @@ def test_smollm2_renders_as_transformers_does(add_generation_prompt: bool) -> No
         ids = encode_chat(tokenizer, messages, add_generation_prompt=add_generation_prompt)
         assert ids == tokenizer.encode(want, parse_special=True)
         assert ids.count(2) == len(messages) + (messages[0] is not system)  # its template adds a system message
+
+
+def test_the_plain_template_has_one_space_before_each_text() -> None:
+    talk = [*HI, {"role": "assistant", "content": " hello\n"}, {"role": "user", "content": "  so?"}]
+    assert render(PLAIN_TEMPLATE, talk) == "user: hi\nassistant: hello\nuser: so?\nassistant:"
+
+
+def test_answers_in_the_plain_template_end_where_either_would_speak() -> None:
+    assert end_turns(SamplingParams(stop="x"), PLAIN_TEMPLATE).stop == ("x", "\nuser:", "\nassistant:")
+    assert end_turns(SamplingParams(stop="x"), GEMMA_LIKE).stop == ("x",)
 
 
 def test_no_template_says_what_to_do() -> None:

@@ -134,7 +134,9 @@ class EngineOptions:
         False
     )
     seed: Annotated[int | None, _engine("Makes sampling repeatable.")] = None
-    request_timeout_s: Annotated[float | None, _engine("End a request after so many seconds. Default: never.")] = None
+    request_timeout_s: Annotated[
+        float | None, _engine("End a request after so many seconds. Default: never; of sash serve: 300.")
+    ] = None
     speculative: Annotated[
         str | None, _engine("none, or ngram: guess tokens from the text so far. The same tokens, sooner.")
     ] = None

@@ -175,8 +175,12 @@ def plan(
     if needs is None:
         raise ConfigError(f"--needs {extras.needs!r} is unknown; use {', '.join(NEEDS)}")
     question, shapes = known.question(), find_shapes(model, sizes.typed())
+    note = ""
     if extras.measure and question.weights is None:
-        question = replace(question, weights="int8")  # what the engine takes here by itself
+        question = _as_here(question)
+        note = (
+            f"{question.weights} weights are what sash takes on this machine by itself (--quantization asks for others)"
+        )
     result = make_plan(
         shapes,
         question,
@@ -185,13 +189,24 @@ def plan(
         device=_device(extras),
         tiers=[_tier(text) for text in extras.tier or ()],
     )
-    show(result, extras)
+    show(result, extras, note)
     if not result.answer.fits:
         raise typer.Exit(1)
 
 
-def show(result: Plan, extras: Extras) -> None:
-    """Print it, and draw it where that was asked for."""
+def _as_here(question: Question) -> Question:
+    """With the precision that the engine takes on this machine by itself, where none was asked for."""
+    from sash.ops.registry import resolve_ops
+    from sash.spec.machine import probe_cpu
+
+    quantization, wide = resolve_ops(quantization="auto").quantization, not probe_cpu().has_bf16
+    dtype = "float32" if wide else "bfloat16"
+    weights = dtype if quantization == "none" else quantization
+    return replace(question, weights=weights, kv=question.kv or (dtype if wide else None))
+
+
+def show(result: Plan, extras: Extras, note: str = "") -> None:
+    """Print it with a line about its precision, and draw it where that was asked for."""
     if extras.plot is not None:
         from sash.planner.plot import draw
 
@@ -203,7 +218,7 @@ def show(result: Plan, extras: Extras) -> None:
         return
     from sash.cli.plan_tables import print_plan
 
-    print_plan(result, everything=extras.everything)
+    print_plan(result, everything=extras.everything, note=note)
     if extras.plot is not None:
         print(f"drawn: {extras.plot}")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sash.cli.columns import Page
+from sash.planner.capacity import Precision
 from sash.planner.compute import attention_flop, crossover_prompt, crossover_token, linear_flop
 from sash.planner.designs import MILLION
 from sash.planner.plan import Plan
@@ -12,13 +15,13 @@ from sash.planner.speed import prefill
 from sash.planner.units import amount, figures, seconds, share, size, spaced, tokens_of
 
 
-def print_plan(plan: Plan, *, everything: bool) -> None:
-    """The short form, or all tables."""
+def print_plan(plan: Plan, *, everything: bool, note: str = "") -> None:
+    """The short form, or all tables; ``note`` stands behind the answer."""
     page = Page()
     page.say(f"{page.styled(plan.shapes.name)}  {describe(plan.shapes)}")
     first, *more = headline(plan)
     page.say(page.styled(first, "1;32" if plan.answer.fits else "1;31"))
-    for line in more:
+    for line in [*more, *([note] if note else [])]:
         page.say(line)
     if plan.answer.beyond:
         page.say(page.styled(warning(plan), "1;33"))
@@ -62,27 +65,28 @@ def headline(plan: Plan) -> list[str]:
     who, precision = _who(a), _precision(a)
     limit = f"{size(a.memory_bytes)}" if a.memory_bytes is not None else f"{size(a.kv_bytes)} of KV memory"
     if a.solved == "memory":
-        lines = [f"{who} need{'s'[a.requests > 1 :]} {_needed(a)} ({precision})"]
+        lines = [f"{who} {_verb('need', a.requests)} {_needed(a)} ({precision})"]
     elif a.fits:
-        found = {
-            "precision": f"{who} fit {limit} with {precision}",
-            "context": f"{who.replace(' of ', ' of up to ', 1)} fit {limit}",
-            "requests": f"{who} fit {limit}",
-            "check": f"{who} fit {limit}",
-        }[a.solved]
-        lines = [f"{found}" + ("" if a.solved == "precision" else f" ({precision})")]
+        if a.solved == "context":
+            who = who.replace(" of ", " of up to ", 1)
+        found = f"{who} {_verb('fit', a.requests)} {limit}"
+        lines = [f"{found} with {precision}" if a.solved == "precision" else f"{found} ({precision})"]
         if a.solved == "context" and a.context == a.shapes.max_position:
             lines[0] += ", all that the model was made for"
     else:
         lines = [f"{limit} is too little ({precision}): {_missing(plan)}"]
-    if a.memory_bytes is not None and a.weight_bytes is not None:
-        left = f"{size(a.kv_bytes)} KV" if a.fits else "the rest KV"
-        lines.append(f"= {size(a.weight_bytes)} weights + {left} + {size(a.reserve_bytes)} reserve")
-    if ways := [_way(other, plan) for other in plan.instead()]:
+    if a.memory_bytes is not None and a.weight_bytes is not None and a.kv_bytes:
+        parts = f"{size(a.weight_bytes)} weights + {size(a.kv_bytes)} KV + {size(a.reserve_bytes)} reserve"
+        lines.append(f"= {parts}")
+    if ways := _ways(plan):
         lines.append("what would fit: " + "; or ".join(ways))
     if a.fits and a.requests > 1 and a.solved != "memory":
         lines.append(f"one request alone: up to {tokens_of(plan.longest())}")
     return lines
+
+
+def _verb(word: str, count: int) -> str:
+    return word if count > 1 else f"{word}s"
 
 
 def _who(a: Answer) -> str:
@@ -91,6 +95,23 @@ def _who(a: Answer) -> str:
 
 def _precision(a: Answer) -> str:
     return a.layout.precision.describe() if a.weight_bytes is not None else f"{a.layout.precision.kv} KV"
+
+
+def _ways(plan: Plan) -> list[str]:
+    """What would fit; the options of a precision are named where it is first spoken of."""
+    named = {plan.answer.layout.precision}
+    out = []
+    for other in plan.instead():
+        precision = other.layout.precision
+        out.append(_way(other, plan) + ("" if precision in named else f" ({_options(precision)})"))
+        named.add(precision)
+    return out
+
+
+def _options(precision: Precision) -> str:
+    """Of ``sash plan`` and ``sash serve``."""
+    weights = f"--quantization {precision.weights} " if precision.weights in ("int8", "int4") else ""
+    return f"{weights}--kv-cache-dtype {precision.kv}"
 
 
 def _way(other: Answer, plan: Plan) -> str:
@@ -123,8 +144,8 @@ def _missing(plan: Plan) -> str:
     a = plan.answer
     if a.memory_bytes is not None and a.weight_bytes is not None and a.weight_bytes + a.reserve_bytes >= a.memory_bytes:
         return f"weights alone take {size(a.weight_bytes)}, the reserve {size(a.reserve_bytes)}"
-    who = f"{max(a.requests, 1)} of {tokens_of(max(a.context, 1))}"
-    return f"{who} need {size(a.needed_bytes, up=True)} of KV, there are {size(a.kv_bytes)}"
+    asked = replace(a, requests=max(a.requests, 1), context=max(a.context, 1))
+    return f"{_who(asked)} {_verb('need', asked.requests)} {size(a.needed_bytes, up=True)} of KV, there are {size(a.kv_bytes)}"
 
 
 def _memory(page: Page, plan: Plan) -> None:
@@ -162,7 +183,7 @@ def _memory(page: Page, plan: Plan) -> None:
 
 def _times(plan: Plan) -> list[str]:
     times, device = plan.times(), plan.device
-    if device is None:
+    if device is None or not plan.answer.fits:
         return []
     if not times:
         return [f"times on {device.name} need the weights: give --params"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from sash.doctor.copies import NAME as COPIES
 from sash.doctor.copies import Copies, copy_finding
-from sash.doctor.exact import Errors, Floor, departs, errors, floor_of, noise_of
+from sash.doctor.exact import Errors, Floor, dense, departs, errors, floor_of, noise_of
 from sash.doctor.exam import Exam, Factory, prepare
 from sash.doctor.finding import Finding, Status, ok, skipped
 from sash.doctor.mask import BY_POSITION, EDGE, Sights, mask_findings
@@ -105,8 +105,9 @@ def examine(exam: Exam, say: Say = _quiet) -> list[Finding]:
     if _failed(masks[0]) and only_edge([*lost, *crossed], core.config.groups):
         lost, crossed = [], []
     structural.insert(2, rows_finding(lost, [*apart, together]))
-    scored = [errors(reference, a) for a in (answer, *company, *prompts)]
-    noise = noise_of(reference, answer, core.config.quantization != "none")
+    plain = dense(reference, answer)
+    scored = [errors(answer, plain), *(errors(a, dense(reference, a)) for a in (*company, *prompts))]
+    noise = noise_of(plain, dense(reference.jittered(core.config.quantization != "none"), answer))
     findings = [*structural, *_score_findings(exam, scored, noise, len(company), crossed, structural)]
     if chunked is not None:
         rows_seen = max(count for note in chunked.notes for _, _, count in note.items)
@@ -152,7 +153,9 @@ def _score_findings(
     alone, others, long = scored[0], scored[1 : 1 + company], scored[1 + company :]
     floor = floor_of(scored, within, noise)
     root = next((f.name for f in structural if f.status is Status.FAIL and f.name != BOUNDED), "")
-    exact = _exact_finding(alone, within, floor, root)
+    typical = floor_of(scored, within, Errors(())).typical
+    seen = _apart(alone, within, typical)
+    exact = _exact_finding(seen, typical, departs(alone, within, len(alone.values), floor), _normal(exam, noise), root)
     edge = _edge_finding(exam, long[0], floor, root) if long else skipped(CHUNK_EDGE, "no prompt has two chunks here")
     if crossed:
         return [exact, edge, crossed_finding(crossed)]
@@ -160,19 +163,34 @@ def _score_findings(
     return [exact, edge, _company_finding(others, floor, root)]
 
 
-def _exact_finding(alone: Errors, within: int, floor: Floor, root: str) -> Finding:
-    off = departs(alone, within, len(alone.values), floor)
+def _apart(alone: Errors, within: int, typical: float) -> str:
     worst, where = alone.worst(within, len(alone.values))
-    seen = (
+    return (
         f"log-probabilities of {alone.count} positions beside a dense run without a cache: typically "
-        f"{floor.typical:.2g} apart in the first {within} (rounding), at most {worst:.2g} behind (position {where})"
+        f"{typical:.2g} apart in the first {within}, at most {worst:.2g} behind (position {where})"
     )
+
+
+def _normal(exam: Exam, noise: Errors) -> str:
+    """Why scores differ a little on a healthy engine."""
+    config = exam.core.config
+    weights = config.dtype if config.quantization == "none" else config.quantization
+    rows = "/".join(dict.fromkeys(config.demand.dtypes))
+    typical, most = floor_of([], 0, noise).typical, noise.worst(0, len(noise.values))[0]
+    return (
+        f"that is normal, and rounding: {weights} weights, {rows} K and V. As much noise moves the dense run's own "
+        f"scores by {typical:.2g} typically, {most:.2g} at most (each time the worst of a position's best tokens)"
+    )
+
+
+def _exact_finding(seen: str, typical: float, off: list[int], normal: str, root: str) -> Finding:
+    """``off``: positions behind the window that are far off."""
     fix = "SASH_KERNELS=reference sash doctor MODEL tells whether the C++ kernels are at fault; then please report it"
-    if floor.typical > _WILD:
+    if typical > _WILD:
         cause = "the engine computes something else than the model, even where windows hide nothing"
         return skipped(EXACT, f"explained by {root}: {seen}") if root else Finding(EXACT, Status.FAIL, seen, cause, fix)
     if not off:
-        return ok(EXACT, seen)
+        return ok(EXACT, f"{seen}; {normal}")
     if root:
         return skipped(EXACT, f"explained by {root}: {seen}")
     return Finding(

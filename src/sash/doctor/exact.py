@@ -39,33 +39,39 @@ class Errors:
         return max(part, default=(0.0, -1))
 
 
-def errors(reference: Reference, answer: Answer) -> Errors:
-    """Per position, the largest difference among the best tokens' log-probabilities; of many rows a selection."""
-    scored = {i: score for i, score in enumerate(answer.scores) if score is not None and score.top_ids}
-    if not scored or answer.error:
+# For some positions of an answer the log-probabilities of its best tokens there.
+Scores = dict[int, torch.Tensor]
+
+
+def dense(reference: Reference, answer: Answer) -> Scores:
+    """The reference's scores of an answer; of many positions a selection. Empty where the answer has none."""
+    best = {i: score.top_ids for i, score in enumerate(answer.scores) if score is not None and score.top_ids}
+    rows = _selected(list(best))
+    if not rows or answer.error:
+        return {}
+    text = answer.text[: len(answer.scores)]
+    scores = reference.scores(text, len(answer.prompt), rows, [best[row] for row in rows])
+    return dict(zip(rows, scores, strict=True))
+
+
+def errors(answer: Answer, theirs: Scores) -> Errors:
+    """Per position, the largest difference among the best tokens' log-probabilities."""
+    if not theirs:
         return Errors((math.inf,))
-    rows = _selected(list(scored))
     out = [math.nan] * len(answer.scores)
-    text = answer.text[: len(out)]
-    wanted = [scored[row].top_ids for row in rows]
-    for row, theirs in zip(rows, reference.scores(text, len(answer.prompt), rows, wanted), strict=True):
-        ours = torch.tensor(scored[row].top_logprobs)
+    for row, scores in theirs.items():
+        score = answer.scores[row]
+        assert score is not None
+        ours = torch.tensor(score.top_logprobs)
         near = ours >= ours.max() - _DEPTH
         # None near: they are no numbers.
-        out[row] = float((theirs - ours).abs()[near].max()) if near.any() else math.inf
+        out[row] = float((scores - ours).abs()[near].max()) if near.any() else math.inf
     return Errors(tuple(out))
 
 
-def noise_of(reference: Reference, answer: Answer, rounded_weights: bool) -> Errors:
+def noise_of(plain: Scores, noisy: Scores) -> Errors:
     """What noise of the size of rounding does to the reference's own scores of an answer."""
-    rows = _selected([i for i, score in enumerate(answer.scores) if score is not None and score.top_ids])
-    if not rows:
-        return Errors(())
-    text, asked = answer.text[: len(answer.scores)], len(answer.prompt)
-    wanted = [score.top_ids for row in rows if (score := answer.scores[row]) is not None]
-    plain = reference.scores(text, asked, rows, wanted)
-    noisy = reference.jittered(rounded_weights).scores(text, asked, rows, wanted)
-    pairs = zip(plain, noisy, strict=True)
+    pairs = zip(plain.values(), noisy.values(), strict=True)
     return Errors(tuple(float((a - b).abs()[a >= a.max() - _DEPTH].max()) for a, b in pairs))
 
 

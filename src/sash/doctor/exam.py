@@ -23,6 +23,7 @@ LONGEST_WINDOW = 8192
 # Text that is generated row by row; what must come before it is read as a prompt.
 MOST_DECODED = 400
 SCORES = 20
+_DRAWN = 64  # best tokens that an answer's are drawn from
 _SEATS = 4
 
 # A core of the model with these options.
@@ -137,9 +138,14 @@ class Exam:
 
     def _message(self, name: str, prompt: tuple[int, ...], answer: int, seed: int, score_prompt: bool) -> AddRequest:
         count = min(SCORES, self.spec.vocab_size)
-        # Drawn tokens, so that the text doesn't fall into a loop in which one row is like another.
+        # Drawn tokens, so that the text doesn't fall into a loop in which one row is like another; from a few, because
+        # noise over a whole vocabulary takes longer than a step.
         params = SamplingParams(
-            max_tokens=answer, temperature=1.0, logprobs=count, prompt_logprobs=count if score_prompt else None
+            max_tokens=answer,
+            temperature=1.0,
+            top_k=_DRAWN,
+            logprobs=count,
+            prompt_logprobs=count if score_prompt else None,
         )
         return AddRequest((name,), prompt, params, (seed,))
 

@@ -1,7 +1,8 @@
-"""Checks of a log that sash wrote: JSON lines of ``sash serve``, or the plain lines of the other commands."""
+"""Checks of a log that sash wrote: lines of ``sash serve`` as JSON or text, or the plain ones of other commands."""
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -24,7 +25,11 @@ FAILURES, REJECTED, SLOW, SPLIT, LENGTH, KERNELS, LATENCY = (
     "latency",
 )
 # 2026-11-30 03:47:13 [info     ] native kernels: avx512
-_PLAIN = re.compile(r"^(?P<time>\S+[ T]\S+) \[(?P<level>\w+) *\] (?P<event>.*)$")
+# 2026-11-30T03:47:13+0000 [info     ] serving                        model=tiny url='http://…'
+_PLAIN = re.compile(r"^(?P<time>\d\S*[ T]\S+) \[(?P<level>\w+) *\] (?P<event>.*)$")
+_NAME = re.compile(r"\s+(\w+)=")
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\[[^\]]*\]|[^\s'\"\[]*")
+_LITERAL = re.compile(r"['\"].*|None|True|False|[-+.\de]*\d[-+.\de]*")
 _POOLS = re.compile(r"full_layer_tokens=(\d+), swa_layer_tokens=\[?(\d+)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _FAILED = (
@@ -41,6 +46,7 @@ _REASONS = {
     401: ("requests without a known key", "send Authorization: Bearer KEY"),
     404: ("requests for another model", "--served-model-name with the name that clients use"),
     408: ("bodies that came too slowly", "look at the network"),
+    409: ("what clashes with what is there", "the client's errors: an Idempotency-Key that came with another body"),
     413: ("bodies that are too large", "--max-body-bytes with more"),
     422: ("requests that can't be run", "the client's errors; their answers name the field"),
     429: ("requests while too much waited", "--max-waiting with more, or another replica"),
@@ -49,11 +55,14 @@ _REASONS = {
         "requests while the server didn't take any",
         "wait for /ready; keep the server up longer than its balancer asks",
     ),
+    507: ("jobs for which there was no room", "a larger disk for --jobs-dir, or jobs_max_bytes with more"),
     504: ("requests that took too long", "--request-timeout-s with more, or shorter answers"),
 }
 # Those are the clients' own affair: told, not held against the server.
-_CLIENTS = (400, 401, 404, 405, 413, 415, 422)
+_CLIENTS = (400, 401, 404, 405, 409, 413, 415, 422)
 _SLOW_S = 30.0
+# Status of a request whose client left before there was an answer.
+_GONE = 499
 
 
 @dataclass
@@ -101,9 +110,33 @@ def _add(log: Log, line: str) -> None:
     if isinstance(value, dict) and "event" in value:
         log.events.append(value)
     elif found := _PLAIN.match(line):
-        log.events.append(found.groupdict())
+        event, values = _fields(found["event"])
+        log.events.append({"time": found["time"], "level": found["level"], **values, "event": event})
     else:
         log.unread += 1
+
+
+def _fields(text: str) -> tuple[str, dict[str, Any]]:
+    """The event that a plain line begins with, and the ``name=value`` that stand behind it up to its end."""
+    for first in _NAME.finditer(text):
+        values: dict[str, Any] = {}
+        name: re.Match[str] | None = first
+        end = first.start()
+        while name is not None:
+            value = _QUOTED.match(text, name.end())
+            assert value is not None  # it may be empty
+            values[name[1]], end = _value(value[0]), value.end()
+            name = _NAME.match(text, end)
+        if not text[end:].strip():
+            return text[: first.start()], values
+    return text.strip(), {}
+
+
+def _value(text: str) -> object:
+    try:
+        return ast.literal_eval(text) if _LITERAL.fullmatch(text) else text
+    except (ValueError, SyntaxError):
+        return text
 
 
 def examine_log(path: Path) -> list[Finding]:
@@ -162,18 +195,25 @@ def _kernels(log: Log) -> Finding:
 
 def _rejected(log: Log) -> Finding:
     statuses = Counter(int(e["status"]) for e in _asked(log) if _number(e.get("status")))
-    bad = {status: count for status, count in sorted(statuses.items()) if status >= 400 and status != 499}
+    bad = {status: count for status, count in sorted(statuses.items()) if status >= 400 and status != _GONE}
     ignored = sorted({str(e) for e in log.saying(" is ignored")})
-    told = [f"{count} × {status} ({_REASONS.get(status, ('refused', ''))[0]})" for status, count in bad.items()]
+    told = [f"{count} × {status} ({_reason(status)[0]})" for status, count in bad.items()]
+    if not statuses and not ignored:
+        return skipped(REJECTED, "the log has no requests")
     seen = "; ".join([*told, *ignored]) or f"none of {sum(statuses.values())} requests was refused, no option ignored"
     held = [status for status in bad if status not in _CLIENTS]
     if not held and not ignored:
         return ok(REJECTED, seen)
     if held:
         worst = max(held, key=lambda s: bad[s])
-        what, fix = _REASONS.get(worst, ("requests that were refused", "look at their lines in the log"))
+        what, fix = _reason(worst)
         return Finding(REJECTED, Status.WARN, seen, f"the server refused {what}", fix)
     return Finding(REJECTED, Status.WARN, seen, "an option has no effect here", "leave it out")
+
+
+def _reason(status: int) -> tuple[str, str]:
+    """What was refused with a status, and what to do."""
+    return _REASONS.get(status, (f"requests with status {status}", "look at their lines in the log"))
 
 
 def _failures(log: Log) -> Finding:
@@ -214,16 +254,19 @@ def _fix_of(reason: str) -> str:
 
 
 def _durations(log: Log) -> list[Finding]:
-    done = [e for e in _asked(log) if _number(e.get("duration_s")) and e.get("status") == 200]
-    if not done:
+    timed = [e for e in _asked(log) if _number(e.get("duration_s")) and e.get("status") in (200, _GONE)]
+    times = sorted(float(e["duration_s"]) for e in timed if e["status"] == 200)
+    if not timed:
         return [skipped(LATENCY, "the log has no answers"), skipped(SLOW, "the log has no answers")]
-    times = sorted(float(e["duration_s"]) for e in done)
-    half, most = times[len(times) // 2], times[int(0.95 * (len(times) - 1))]
-    seen = f"{len(done)} answers: half took {half:.2f} s, one in twenty {most:.2f} s or more"
-    slow = [e for e in done if float(e["duration_s"]) > max(_SLOW_S, 10 * half)]
-    latency = ok(LATENCY, seen)
+    latency, limit = skipped(LATENCY, "the log has no answers that were waited for"), _SLOW_S
+    if times:
+        half, most = times[len(times) // 2], times[int(0.95 * (len(times) - 1))]
+        latency = ok(LATENCY, f"{len(times)} answers: half took {half:.2f} s, one in twenty {most:.2f} s or more")
+        limit = max(_SLOW_S, 10 * half)
+    slow = [e for e in timed if float(e["duration_s"]) > limit]
     if not slow:
-        return [latency, ok(SLOW, f"none took more than {max(_SLOW_S, 10 * half):.0f} s")]
+        return [latency, ok(SLOW, f"none took more than {limit:.0f} s")]
+    gone = sum(e["status"] == _GONE or bool(e.get("client_gone")) for e in slow)
     worst = max(slow, key=lambda e: float(e["duration_s"]))
     told = ", ".join(f"{k} {worst[k]}" for k in ("prompt_tokens", "completion_tokens", "answers") if k in worst)
     return [
@@ -231,8 +274,9 @@ def _durations(log: Log) -> list[Finding]:
         Finding(
             SLOW,
             Status.WARN,
-            f"{len(slow)} answers took more than {max(_SLOW_S, 10 * half):.0f} s, request {worst.get('request_id')} "
-            f"{float(worst['duration_s']):.0f} s{f' ({told})' if told else ''}",
+            f"{len(slow)} answers took more than {limit:.0f} s, request {worst.get('request_id')} "
+            f"{float(worst['duration_s']):.0f} s{f' ({told})' if told else ''}"
+            f"{f'; the clients of {gone} left before the end' if gone else ''}",
             "long answers, long prompts, or waiting behind them",
             "sash doctor --url URL --symptom slow tells who waits and for what; bound answers with max_tokens",
         ),

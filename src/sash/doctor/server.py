@@ -100,8 +100,16 @@ def examine_server(client: Client, say: Say = lambda _: None) -> list[Finding]:
     findings.append(_watched(speaker, stats, min(max(window + 64, 256), max(limit - answer - 64, 8)), answer))
     outside, _ = _outside(speaker, window or None, limit, say)
     after = _stats(client)
-    work = [] if after is None or after["engine"] is None else work_findings(after)
+    work = [] if after is None or after["engine"] is None else work_findings(_over_its_life(after))
     return [*findings, *outside, *work]
+
+
+def _over_its_life(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Statistics whose processes' CPU is a share of the server's whole life, as that of its steps is; /stats tells that
+    of the last moment, which a probe has filled."""
+    uptime_s = max(stats["uptime_s"], 1e-9)
+    processes = [{**p, "cpu_ratio": p["cpu_s"] / uptime_s} for p in stats["machine"]["processes"]]
+    return {**stats, "machine": {**stats["machine"], "processes": processes}}
 
 
 def _stats(client: Client) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ from sash.engine.messages import (
 from sash.engine.outputs import RequestOutput
 from sash.engine.report import EngineReport
 from sash.engine.wire import FrameReader, frame
-from sash.spec.errors import ConfigError, EngineDeadError, ModelError, OverloadedError, RequestError
+from sash.spec.errors import ConfigError, EngineDeadError, EngineStoppedError, ModelError, OverloadedError, RequestError
 from sash.spec.log import logger
 from sash.spec.model import ModelSpec
 from sash.spec.sampling import SamplingParams
@@ -48,7 +48,7 @@ class Submission:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._news = asyncio.Event()
-        self._dead: str | None = None
+        self._dead: EngineDeadError | None = None
         request.wake = self._news.set
 
     @property
@@ -56,22 +56,22 @@ class Submission:
         """Everything so far."""
         return self._request.whole
 
-    def die(self, reason: str) -> None:
+    def die(self, error: EngineDeadError) -> None:
         """The engine is gone: whoever waits hears of it."""
-        self._dead = reason
+        self._dead = error
         self._news.set()
 
     async def deltas(self) -> AsyncIterator[list[RequestOutput]]:
         """What has come since the last turn, at least one delta at a time, to the end of all answers.
 
         Raises:
-            EngineDeadError: the core ended before the answers did.
+            EngineDeadError: the core ended before the answers did; EngineStoppedError where it was told to.
         """
         request = self._request
         while request.deltas or not request.whole.finished:
             while not request.deltas:
                 if self._dead is not None:
-                    raise EngineDeadError(self._dead)
+                    raise self._dead
                 self._news.clear()
                 await self._news.wait()
             deltas, request.deltas = request.deltas, []
@@ -93,6 +93,7 @@ class AsyncEngine:
         spec: the model's description; its stop tokens end answers.
         tokenizer: None where only token ids go in and out.
         max_waiting: answers that may wait beside the ``max_num_seqs`` that run; more are turned away.
+        log_format: of the core's lines on standard error: json or text.
     """
 
     def __init__(
@@ -103,11 +104,13 @@ class AsyncEngine:
         tokenizer: Tokenizer | None,
         *,
         max_waiting: int = 256,
+        log_format: str = "json",
     ) -> None:
         self.spec = spec
         self.tokenizer = tokenizer
         self._start = Start(model, dict(options))
         self._max_waiting = max_waiting
+        self._log_format = log_format
         self._frontend = Frontend(spec, tokenizer, int(options.get("seed", 0)))
         self._submissions: dict[str, Submission] = {}
         self._accepting: dict[str, asyncio.Future[None]] = {}
@@ -119,6 +122,7 @@ class AsyncEngine:
         self._ready: asyncio.Future[Ready] | None = None
         self._ended: asyncio.Future[str] | None = None
         self._loaded = False
+        self._stopping = False
         self.info: Ready | None = None
         self.starts = 0
 
@@ -130,14 +134,14 @@ class AsyncEngine:
             EngineDeadError: it ended otherwise.
         """
         loop = asyncio.get_running_loop()
-        self._loaded = False
+        self._loaded = self._stopping = False
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self._ready, self._ended = loop.create_future(), loop.create_future()
         with theirs:
             # -P: a folder named sash where we happen to run must not stand in for the package.
-            command = (sys.executable, "-P", "-m", "sash.engine.process", str(theirs.fileno()))
+            command = (sys.executable, "-P", "-m", "sash.engine.process", str(theirs.fileno()), self._log_format)
             try:
                 self._process = await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),))
             except OSError as error:
@@ -209,7 +213,7 @@ class AsyncEngine:
 
     def _check_room(self, answers: int) -> None:
         if self.info is None or not self.alive:
-            raise EngineDeadError("the engine is not running; try again in a moment")
+            raise self._dead_error("the engine is not running; try again in a moment")
         room = self.info.max_num_seqs + self._max_waiting - self._frontend.num_open
         if answers > room and self._frontend.num_open:
             raise OverloadedError(
@@ -249,6 +253,7 @@ class AsyncEngine:
         """End the core's process, at once where it hasn't loaded; what is open there fails."""
         if self._process is None:
             return
+        self._stopping = self.alive
         with contextlib.suppress(EngineDeadError):
             self._send(Stop())
         try:
@@ -264,7 +269,13 @@ class AsyncEngine:
 
     def _send(self, message: ToCore) -> None:
         if self._link is None or not self._link.send(message):
-            raise EngineDeadError("the engine is not running")
+            raise self._dead_error("the engine is not running")
+
+    def _dead_error(self, told: str) -> EngineDeadError:
+        """For a request that can't go on: ``told``, unless that is because the engine was told to end."""
+        if self._stopping:
+            return EngineStoppedError("the engine was stopped before the answer was done; send it again")
+        return EngineDeadError(told)
 
     def _take(self, messages: list[Message]) -> None:
         """News from the core."""
@@ -313,11 +324,11 @@ class AsyncEngine:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(EngineDeadError(f"the engine ended while it was loading: {reason}"))
         for accepting in self._accepting.values():
-            _reject(accepting, EngineDeadError(text))
+            _reject(accepting, self._dead_error(text))
         for asking in self._reports.values():
-            _reject(asking, EngineDeadError(text))
+            _reject(asking, self._dead_error(text))
         for submission in self._submissions.values():
-            submission.die(text)
+            submission.die(self._dead_error(text))
 
 
 def _resolve(future: asyncio.Future[Any] | None, value: object) -> None:

@@ -85,7 +85,7 @@ def build_core(model: str | os.PathLike[str], options: EngineConfig, progress: P
         "ready",
         model=source.name,
         dtype=config.dtype,
-        quantization=config.quantization,
+        quantization=core.config.quantization,
         seconds=round(time.perf_counter() - started, 2),
     )
     return Built(core, runner, spec, source, core.config)

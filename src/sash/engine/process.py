@@ -1,4 +1,5 @@
-"""The core in a process of its own: ``python -m sash.engine.process FD``, FD an open socket to the one who asked.
+"""The core in a process of its own: ``python -m sash.engine.process FD FORM``, FD an open socket to whoever asked.
+FORM is that of log lines: json, also when left out, or text.
 
 A step of some milliseconds and a web server can't share one interpreter lock. The process loads the model and then
 takes messages between steps; it ends when told to, and when the other side has gone.
@@ -34,6 +35,7 @@ from sash.engine.messages import (
 )
 from sash.engine.wire import Channel
 from sash.spec.errors import RequestError, SashError
+from sash.spec.log import renderer
 
 if TYPE_CHECKING:
     from sash.engine.core import EngineCore
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 def main() -> int:
     """Serve one client until it stops the core or goes; the exit code is 0 then, 2 where the start was refused, and
     1 after a defect."""
+    _log_to_stderr(*sys.argv[2:3])
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     # Ctrl-C and a supervisor's SIGTERM reach the whole process group: whoever is in front decides when we end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -70,7 +73,6 @@ def _tell(channel: Channel, message: Message) -> None:
 
 
 def _load(start: Start, channel: Channel) -> EngineCore:
-    _log_to_stderr()
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     from sash.engine.build import build_core
     from sash.engine.llm import engine_config
@@ -171,12 +173,12 @@ def _add(core: EngineCore, request: AddRequest, compiling: list[_Compiling] | No
     return [Accepted(request.answer_ids[0])]
 
 
-def _log_to_stderr() -> None:
-    """Log lines as JSON on standard error, which belongs to whoever started the process."""
+def _log_to_stderr(form: str = "json") -> None:
+    """Log lines on standard error, which belongs to whoever started the process."""
     import structlog
 
     structlog.configure(
-        processors=[_add_process, structlog.processors.add_log_level, structlog.processors.JSONRenderer()],
+        processors=[_add_process, structlog.processors.add_log_level, renderer(form)],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )

@@ -15,7 +15,7 @@ from sash.kv.storage import KVPool
 from sash.lab.apart import apart, bytes_at_rest
 from sash.lab.context import Context, all_full, all_windows
 from sash.lab.crowd import Job, together
-from sash.lab.experiment import Axis, Experiment, Finding, Plot, holds
+from sash.lab.experiment import Axis, Experiment, Finding, Plot, Verdict, holds
 from sash.spec.footprint import row_bytes, uniform_bytes
 from sash.spec.groups import group_layers
 from sash.spec.model import ModelSpec
@@ -34,7 +34,7 @@ of its own.
 """
 _MIB = 2**20
 _COLUMNS = ("predicted", "allocated", "held", "resident before", "resident", "growth", "uniform")
-# Part of a pool that may lie in memory before the request; else what lies there after it would prove nothing.
+# Part of a pool that may lie in memory before the request; else what lies there after it proves nothing.
 _UNTOUCHED = 0.1
 _NEAR = 0.02  # part by which resident bytes may differ: the system counts pages of its own
 
@@ -79,6 +79,7 @@ def weigh_stack(context: Context, *, stack: str, lengths: list[int]) -> list[dic
     del warm
     out = []
     for length in lengths:
+        bytes_at_rest()  # gives back holes that small blocks have left in the heap: planes may come to lie there
         llm = context.llm(spec, max_model_len=length, max_num_seqs=1)
         demand, pools = llm.config.demand, cast(Runner, llm.core.runner).pools
         rest = bytes_at_rest()
@@ -125,16 +126,23 @@ def resident(tensor: torch.Tensor) -> int:
 def _rows(lengths: list[int], found: dict[str, list[dict[str, int]]]) -> list[dict[str, Any]]:
     return [
         {"stack": stack, "length": length, **{column: entry[column] / _MIB for column in _COLUMNS}}
+        | ({} if _measured(entry) else {"resident": None})
         for stack, entries in found.items()
         for length, entry in zip(lengths, entries, strict=True)
     ]
 
 
+def _measured(entry: dict[str, int]) -> bool:
+    """Whether the pools lay in memory that nobody had used before."""
+    return entry["resident before"] <= _UNTOUCHED * entry["predicted"]
+
+
 def _finding(context: Context, lengths: list[int], found: dict[str, list[dict[str, int]]]) -> Finding:
     entries = [entry for of_stack in found.values() for entry in of_stack]
     exact = all(entry["predicted"] == entry["allocated"] == entry["held"] for entry in entries)
-    before = max(entry["resident before"] / entry["predicted"] for entry in entries)
-    worst = max(abs(entry["resident"] / entry["predicted"] - 1) for entry in entries)
+    seen = [entry for entry in entries if _measured(entry)]
+    before = max((entry["resident before"] / entry["predicted"] for entry in seen), default=0.0)
+    worst = max((abs(entry["resident"] / entry["predicted"] - 1) for entry in seen), default=0.0)
     demand = context.weights.built.config.demand
     # Full layers of every stack store what those of the model do.
     kinds = zip(demand.groups, demand.dtypes, strict=True)
@@ -143,7 +151,7 @@ def _finding(context: Context, lengths: list[int], found: dict[str, list[dict[st
     for stack, of_stack in found.items():
         groups = group_layers(stacks(context)[stack])
         rates[stack] = sum(row_bytes(g, dtype) for g in groups if not g.bounded)
-        if len(lengths) > 1 and lengths[-2] > context.window:
+        if len(lengths) > 1 and lengths[-2] > context.window and all(map(_measured, of_stack[-2:])):
             slopes[stack] = (of_stack[-1]["resident"] - of_stack[-2]["resident"]) / (lengths[-1] - lengths[-2])
     right = all(abs(slope - rates[s]) <= _NEAR * max(rates.values()) for s, slope in slopes.items())
     last = lengths[-1]
@@ -151,9 +159,10 @@ def _finding(context: Context, lengths: list[int], found: dict[str, list[dict[st
     it = found[own][-1]
     sentence = (
         f"For {last} tokens the formula says {it['predicted'] / _MIB:.2f} MiB ({own} stack); the pools allocated "
-        f"{it['allocated'] / _MIB:.2f}, pages with rows take {it['held'] / _MIB:.2f}, and {it['resident'] / _MIB:.2f} "
-        f"lie in memory. Over all {len(entries)} requests the system's account differs from the formula by "
-        f"{100 * worst:.2f} % at most; before the request it was {100 * before:.1f} % of that at most."
+        f"{it['allocated'] / _MIB:.2f}, pages with rows take {it['held'] / _MIB:.2f}, and "
+        + (f"{it['resident'] / _MIB:.2f} lie in memory." if _measured(it) else "what lies in memory is not measured.")
+        + _account(seen, worst, before)
+        + _unmeasured(len(entries) - len(seen))
         + _slope_words(slopes)
         + f" A cache without windows takes {it['uniform'] / _MIB:.1f} MiB, {it['uniform'] / it['predicted']:.1f} times "
         "as much."
@@ -165,9 +174,27 @@ def _finding(context: Context, lengths: list[int], found: dict[str, list[dict[st
         "Growth: what the whole process holds more after the request than before it, scratch memory given back."
     )
     units = {"length": "tokens", **dict.fromkeys(_COLUMNS, "MiB")}
-    verdict = holds(exact, before <= _UNTOUCHED, worst <= _NEAR, right)
+    verdict = Verdict.SKIPPED if exact and not seen else holds(exact, worst <= _NEAR, right)
     plots = _plots(context, lengths, found, worst, slopes)
     return Finding("memory", verdict, sentence, _rows(lengths, found), units, plots, method)
+
+
+def _account(seen: list[dict[str, int]], worst: float, before: float) -> str:
+    if not seen:
+        return ""
+    return (
+        f" Over all {len(seen)} requests that were measured the system's account differs from the formula by "
+        f"{100 * worst:.2f} % at most; before the request it was {100 * before:.1f} % of that at most."
+    )
+
+
+def _unmeasured(count: int) -> str:
+    if not count:
+        return ""
+    return (
+        f" Requests not measured: {count}, whose pools lay in memory of which more than {100 * _UNTOUCHED:.0f} % had "
+        "been used before."
+    )
 
 
 def _slope_words(slopes: dict[str, float]) -> str:
@@ -175,6 +202,10 @@ def _slope_words(slopes: dict[str, float]) -> str:
         return ""
     parts = ", ".join(f"{stack} {slope:.0f}" for stack, slope in slopes.items())
     return f" Past the window a token more takes so many bytes: {parts}."
+
+
+def _points(lengths: list[int], entries: list[dict[str, int]]) -> list[tuple[float, dict[str, int]]]:
+    return [(float(n), entry) for n, entry in zip(lengths, entries, strict=True) if _measured(entry)]
 
 
 def _plots(
@@ -185,16 +216,14 @@ def _plots(
     slopes: dict[str, float],
 ) -> list[Plot]:
     marks = ((float(context.window), f"W = {context.window}"),) if context.window else ()
-    lines = {
-        f"{stack}, resident": [(float(n), e["resident"] / _MIB) for n, e in zip(lengths, of_stack, strict=True)]
-        for stack, of_stack in found.items()
+    points = {stack: _points(lengths, of_stack) for stack, of_stack in found.items()}
+    points = {stack: measured for stack, measured in points.items() if measured}
+    lines = {f"{stack}, resident": [(n, e["resident"] / _MIB) for n, e in them] for stack, them in points.items()}
+    errors = {
+        stack: [(n, 100 * (e["resident"] / e["predicted"] - 1)) for n, e in them] for stack, them in points.items()
     }
     uniform = [(float(n), e["uniform"] / _MIB) for n, e in zip(lengths, found["full"], strict=True)]
-    errors = {
-        stack: [(float(n), 100 * (e["resident"] / e["predicted"] - 1)) for n, e in zip(lengths, of_stack, strict=True)]
-        for stack, of_stack in found.items()
-    }
-    return [
+    plots = [
         Plot(
             "memory-length",
             "KV memory of one request in the process",
@@ -204,7 +233,7 @@ def _plots(
             marks=marks,
             reading=f"Three straight lines with different slopes.{_slope_words(slopes)}"
             if len(slopes) == 3
-            else f"The longest request has {lines['full, resident'][-1][1]:.1f} MiB with full attention.",
+            else f"Without windows the longest request takes {uniform[-1][1]:.1f} MiB.",
         ),
         Plot(
             "memory-error",
@@ -215,6 +244,7 @@ def _plots(
             reading=f"What lies in memory is what the formula says, within {100 * worst:.2f} %.",
         ),
     ]
+    return plots if errors else plots[:1]
 
 
 EXPERIMENT = Experiment(

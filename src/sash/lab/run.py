@@ -50,7 +50,7 @@ def run(
             results.append(measure(experiment, context))
             append_record(_record(results[-1], facts), record)
             finding = results[-1].finding
-            say(f"{experiment.name}: {finding.verdict.value}. {finding.sentence}")
+            say(_said(experiment, finding))
             unused = context.unused()
             if unused and finding.verdict is not Verdict.SKIPPED:
                 say(f"{experiment.name} has sizes of its own: no effect of {' and '.join(unused)}")
@@ -69,6 +69,11 @@ def measure(experiment: Experiment, context: Context) -> Result:
     except NotApplicable as reason:
         finding = Finding(experiment.name, Verdict.SKIPPED, str(reason))
     return Result(experiment, finding, time.perf_counter() - started)
+
+
+def _said(experiment: Experiment, finding: Finding) -> str:
+    verdict = "is not measured" if finding.verdict is Verdict.SKIPPED else finding.verdict.value
+    return f'{experiment.name}: "{experiment.claim.removesuffix(".")}" {verdict}. {finding.sentence}'
 
 
 def _facts(context: Context) -> dict[str, Any]:

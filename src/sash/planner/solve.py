@@ -20,7 +20,7 @@ WEIGHTS = ("bfloat16", "int8", "int4")
 ROWS = ("bfloat16", "int8")
 DEFAULT_ANSWER = 512
 DEFAULT_RESERVE = 0.1
-# A context shorter than a part of this of what was asked is no help.
+# A context shorter than a part of this of what was asked is no help, unless nothing else is.
 _SHORTEST = 16
 
 
@@ -124,8 +124,11 @@ def instead(answer: Answer, question: Question) -> tuple[Answer, ...]:
     ways = [found] if found.fits else []
     ways += _others(shapes, asked)
     if len(ways) == 1:
-        narrowest = found.layout.precision
-        ways += _others(shapes, replace(asked, weights=narrowest.weights, kv=narrowest.kv))
+        narrowest = replace(asked, weights=found.layout.precision.weights, kv=found.layout.precision.kv)
+        ways += _others(shapes, narrowest)
+        if all(way.solved == "memory" for way in ways):
+            shorter = _context(shapes, replace(narrowest, context=None))
+            ways += [shorter] if shorter.fits else []
     return tuple({(way.solved, way.layout.precision): way for way in ways}.values())
 
 

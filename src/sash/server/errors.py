@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from fastapi import Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 
-from sash.spec.errors import EngineDeadError, ModelError, OverloadedError, RequestError, SashError
+from sash.spec.errors import EngineDeadError, EngineStoppedError, ModelError, OverloadedError, RequestError, SashError
 
 
 class ErrorDetail(BaseModel):
@@ -47,6 +48,7 @@ class ApiError(SashError):
         self.headers = headers or {}
 
 
+DRAINING = "the server is shutting down; send the request to another one"
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -71,11 +73,18 @@ def as_api_error(error: SashError) -> ApiError:
         return error
     if isinstance(error, OverloadedError):
         return ApiError(429, str(error), code="overloaded", headers={"Retry-After": str(error.retry_after_s)})
+    if isinstance(error, EngineStoppedError):
+        return draining_error("the server shut down before the answer was done; send it again")
     if isinstance(error, EngineDeadError):
         return ApiError(500, str(error), code="engine_dead")
     if isinstance(error, RequestError | ModelError):
         return ApiError(400, str(error), param=_field_of(str(error)))
     return ApiError(500, str(error))
+
+
+def draining_error(message: str) -> ApiError:
+    """The answer to a request that comes, or isn't done, while the server shuts down."""
+    return ApiError(503, message, code="draining", headers={"Connection": "close", "Retry-After": "5"})
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -97,19 +106,28 @@ def error_response(error: ApiError) -> Response:
     return Response(error_bytes(error), error.status, error.headers, "application/json")
 
 
+# Fields that an error names beside the first.
+_MOST_PLACES = 3
 # How the framework names a branch of a union in the location of an error.
 _TYPE = re.compile(r"(str|int|float|bool|dict|list|(function|constrained|tagged|lax|json)-[a-z-]+)(\[.*)?", re.DOTALL)
 
 
 def as_field_error(error: RequestValidationError) -> ApiError:
-    """A body, path or query that doesn't fit its model: 400 with the first field that is to blame, dotted."""
-    first = error.errors()[0]
-    # Beside fields and places a location names where it looked ("body") and, inside unions, types ("str", "list[int]").
-    where = [str(part)[:64] for part in first["loc"][1:] if isinstance(part, int) or not _TYPE.fullmatch(part)]
-    param = ".".join(where) or None
+    """A body, path or query that doesn't fit its model: 400 with the first field that is to blame, dotted; the message
+    names others, too."""
+    first, *rest = error.errors()
+    param = _place(first["loc"]) or None
     message = str(first["msg"]).removeprefix("Value error, ")
-    more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
+    others = [place for place in dict.fromkeys(_place(one["loc"]) for one in rest) if place not in ("", param)]
+    more = f" (wrong, too: {', '.join(others[:_MOST_PLACES])}{', …' * (len(others) > _MOST_PLACES)})" if others else ""
     return ApiError(400, f"{param}: {message}{more}" if param else f"the body: {message}{more}", param=param)
+
+
+def _place(location: Sequence[int | str]) -> str:
+    """A field, dotted. Beside fields and places a location names where it looked ("body") and, inside unions, types
+    ("str", "list[int]")."""
+    parts = [str(part)[:64] for part in location[1:] if isinstance(part, int) or not _TYPE.fullmatch(part)]
+    return ".".join(parts)
 
 
 def _field_of(message: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Log lines of the server's process: one JSON object each on standard error, uvicorn's among them."""
+"""Log lines of the server's process on standard error, uvicorn's among them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 
 import structlog
 
+from sash.spec.log import renderer
+
 
 def configure_logs(form: str) -> None:
     """Send everything through structlog. ``form``: json, or text for people."""
     shared: list[Any] = [structlog.stdlib.add_log_level, _stamp]
-    renderer: Any = structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer()
+    last = renderer(form)
     structlog.configure(
-        processors=[structlog.processors.add_log_level, _stamp, structlog.processors.format_exc_info, renderer],
+        processors=[structlog.processors.add_log_level, _stamp, structlog.processors.format_exc_info, last],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
@@ -27,7 +29,7 @@ def configure_logs(form: str) -> None:
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
-                renderer,
+                last,
             ],
         )
     )

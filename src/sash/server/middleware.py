@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sash.server.errors import ApiError, error_bytes
+from sash.server.errors import DRAINING, ApiError, draining_error, error_bytes
 from sash.server.state import ServerState
 from sash.spec.log import logger
 
@@ -180,9 +180,7 @@ class Drain:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         new = self._state.draining and scope["type"] == "http" and scope["method"] == "POST"
         if new and route_of(scope) in GENERATES:
-            headers = {"Connection": "close", "Retry-After": "5"}
-            text = "the server is shutting down; send the request to another one"
-            await send_error(send, ApiError(503, text, code="draining", headers=headers))
+            await send_error(send, draining_error(DRAINING))
             return
         await self._app(scope, receive, send)
 

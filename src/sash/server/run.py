@@ -48,6 +48,7 @@ def serve(config: ServeConfig) -> int:
         spec,
         load_tokenizer(source.path),
         max_waiting=config.settings.max_waiting,
+        log_format=config.settings.log_format,
     )
     app = create_app(engine, config.settings, generation_defaults(source.path))
     http = uvicorn.Config(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fastapi import Request
 
 from sash.server.engine import ServingEngine
-from sash.server.errors import ApiError
+from sash.server.errors import DRAINING, ApiError, draining_error
 from sash.server.responses import ResponseStore
 from sash.server.settings import ServerSettings
 from sash.server.telemetry.metered import MeteredEngine
@@ -64,9 +64,11 @@ class ServerState:
         return self.engine.info is None
 
     def check_serving(self) -> None:
-        """Raises ApiError 503 while the engine loads, or is started again after a failure."""
+        """Raises ApiError 503 while the engine loads, is started again after a failure, or has ended for good."""
         if self.engine.alive:
             return
+        if self.draining:
+            raise draining_error(DRAINING)
         told = "the model is still loading" if self.loading else "the engine has failed and is being started again"
         raise ApiError(503, f"{told}; try again in a moment", code="not_ready", headers={"Retry-After": "5"})
 

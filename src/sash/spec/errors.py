@@ -36,6 +36,10 @@ class EngineDeadError(SashError):
     """The engine's process has ended or doesn't run yet; what was open there is lost."""
 
 
+class EngineStoppedError(EngineDeadError):
+    """The engine was told to end while the request was open."""
+
+
 class OutOfPagesError(SashError):
     """A pool has too few pages for an operation; nothing was changed."""
 

@@ -16,3 +16,15 @@ def logger() -> Any:
     if structlog.is_configured():
         return structlog.get_logger()
     return structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
+
+
+def renderer(form: str) -> Any:
+    """The last processor of lines that go to standard error: ``form`` json, or text for people, in colours on a
+    terminal."""
+    import structlog
+
+    if form == "json":
+        return structlog.processors.JSONRenderer()
+    return structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), timestamp_key="time", exception_formatter=structlog.dev.plain_traceback
+    )

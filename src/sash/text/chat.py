@@ -24,12 +24,12 @@ from sash.spec.sampling import SamplingParams
 from sash.text.base import Tokenizer
 
 Message = Mapping[str, Any]
-# For base models, which bring none; and where an answer to it ends, since such a model would write on for its user.
+# For base models, which bring none; and where an answer to it ends, since such a model would write both sides on.
 PLAIN_TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content | trim }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-PLAIN_STOP = "\nuser:"
+PLAIN_STOPS = ("\nuser:", "\nassistant:")
 
 
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], **options: Any) -> list[int]:
@@ -81,14 +81,14 @@ def render_chat(
 
 
 def end_turns(params: SamplingParams, template: str) -> SamplingParams:
-    """``params`` of an answer to a conversation in ``template``; in the plain one it ends where the user would speak.
+    """``params`` of an answer to a conversation in ``template``; in the plain one it ends where a turn would begin.
 
     Not where ends are to be ignored or shown, or where a structure has its own.
     """
     own = params.ignore_eos or params.include_stop_str_in_output or params.structured_outputs is not None
     if template != PLAIN_TEMPLATE or own:
         return params
-    return replace(params, stop=(*params.stop, PLAIN_STOP))
+    return replace(params, stop=(*params.stop, *PLAIN_STOPS))
 
 
 def check_template(source: str) -> jinja2.Template:

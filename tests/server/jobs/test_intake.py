@@ -42,6 +42,18 @@ def test_a_job_of_both_apis_answers_as_the_endpoints_do(folder: Path) -> None:
     serve(folder, test)
 
 
+def test_the_documentations_example_runs(folder: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "api.md"
+    example = page.read_text(encoding="utf-8").split("## Jobs")[1].split("```json\n")[1].split("```")[0]
+
+    async def test(client: Client) -> None:
+        job = await client.ended(await client.post(json.loads(example)))
+        assert job["counts"]["completed"] == 2 and job["max_concurrency"] == 2
+        assert [line["custom_id"] for line in await client.results(job)] == ["a", "b"]
+
+    serve(folder, test)
+
+
 def without_id(body: Json) -> Json:
     body = {name: value for name, value in body.items() if name not in ("id", "created", "created_at", "completed_at")}
     for item in body.get("output", ()):
@@ -87,6 +99,7 @@ WRONG: list[tuple[Any, str | None, str]] = [
     ({"requests": [completion(best_of=3)]}, "requests[0].body.best_of", "best_of must be n"),
     ({"requests": [completion(suffix="x")]}, "requests[0].body.suffix", "suffix"),
     ({"requests": [{"endpoint": "/v1/completions"}]}, "requests[0].body", "Field required"),
+    ({"requests": [{}]}, "requests[0].endpoint", "requests[0]: endpoint: Field required (wrong, too: body)"),
     ({"requests": [5]}, "requests[0]", "requests[0]: the body: Input should be"),
     ({"requests": []}, "requests", "requests is empty"),
     ({"requests": {}}, None, "requests: Expected `array`"),

@@ -29,10 +29,12 @@ def joined(pieces: list[Piece]) -> tuple[str, list[tuple[str, str]]]:
     return text, [(name, arguments) for name, arguments in calls]
 
 
-def parse(form: str, text: str, size: int = 1, dropped: tuple[str, ...] = ()) -> tuple[str, list[tuple[str, str]]]:
-    parser = ToolParser(FORMATS[form], NAMES, dropped)
+def parse(
+    form: str, text: str, size: int = 1, dropped: tuple[str, ...] = (), *, cut: bool = False, forced: bool = False
+) -> tuple[str, list[tuple[str, str]]]:
+    parser = ToolParser(FORMATS[form], NAMES, dropped, forced=forced)
     pieces = [piece for i in range(0, len(text), size) for piece in parser.push(text[i : i + size])]
-    pieces += parser.finish()
+    pieces += parser.finish(cut=cut)
     assert parser.count == len(joined(pieces)[1])
     return joined(pieces)
 
@@ -54,7 +56,8 @@ HERMES_CASES = [
     ('<tool_call>{"noname": 1}</tool_call>', '<tool_call>{"noname": 1}</tool_call>', []),
     ('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
     ('<tool_call>{"name": "other", "arguments": {}}</tool_call>', "", [("other", "{}")]),
-    ('<tool_call>{"name": "add"}</tool_call>', "", [("add", "")]),
+    ('<tool_call>{"name": "add"}</tool_call>', "", [("add", "{}")]),
+    ('<tool_call>{"name": "add"', "", [("add", "{}")]),
     ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [ADD]),
     (f'<tool_call>{{"type": "function", "function": {ADDS}}}</tool_call>', "", [ADD]),
     ('<tool_call>{"id": [1, "}"], "name": "add", "x": null, "parameters": {}}</tool_call>', "", [("add", "{}")]),
@@ -68,6 +71,7 @@ MISTRAL_CASES = [
     (f"[TOOL_CALLS] [{ADDS}] ok", "ok", [ADD]),
     ('[TOOL_CALLS]add[ARGS]{"a": {"b": "]}"}}', "", [("add", '{"a": {"b": "]}"}}')]),
     ('[TOOL_CALLS]add{"a": 1}[TOOL_CALLS]get.time[ARGS]{}', "", [ADD, ("get.time", "{}")]),
+    ("[TOOL_CALLS]get.time[ARGS]", "", [("get.time", "{}")]),
     ("[TOOL_CALLS] is a mark", "[TOOL_CALLS] is a mark", []),
     ("a [list] of [things", "a [list] of [things", []),
 ]
@@ -143,6 +147,38 @@ def test_what_began_like_a_call_is_left_out_where_the_answer_is_cut() -> None:
         assert parser.push(f"Ok {text}") == ["Ok "] and parser.finish(cut=True) == []
     parser = ToolParser(FORMATS["llama3"], NAMES)
     assert parser.push('{"na') == [] and parser.finish(cut=True) == ['{"na']
+    parser = ToolParser(FORMATS["llama3"], NAMES, forced=True)
+    assert parser.push('{"na') == [] and parser.finish(cut=True) == []
+
+
+@pytest.mark.parametrize(
+    ("form", "answer", "text", "calls"),
+    [
+        ("hermes", "Ok <tool_", "Ok ", []),
+        ("hermes", f"<tool_call>{ADDS}</tool", "", [ADD]),
+        ("hermes", f"<tool_call>{ADDS}\n</tool_call>\n<to", "", [ADD]),
+        ("hermes", '<tool_call>\n{"name": "weather", "arg', "", [("weather", "")]),
+        ("hermes", '<tool_call>\n{"name": "weather", "arguments": {"ci', "", [("weather", '{"ci')]),
+        ("hermes", f'<tool_call>{SKY}</tool_call><tool_call>{{"name": "add"', "", [BARE_SKY, ("add", "")]),
+        ("mistral", "Ok [TOOL_C", "Ok ", []),
+        ("mistral", "[TOOL_CALLS]add[AR", "", []),
+        ("mistral", "[TOOL_CALLS]add[ARGS]", "", [("add", "")]),
+        ("mistral", f'[TOOL_CALLS][{ADDS}, {{"na', "", [ADD]),
+        ("llama3", "Ok <|python", "Ok ", []),
+        ("llama3", f'{PADDS}; {{"na', "", [ADD]),
+        ("llama3", '{"name": "add", "parameters": {"a"', "", [("add", '{"a"')]),
+        ("gemma", "Ok\n```tool_", "Ok\n", []),
+        ("gemma", "```tool_code\nadd(a=1", "", []),
+        ("gemma", f"```tool_code\n{PADDS}\n``", "", [ADD]),
+        ("gemma", "Ok ```json\n[1, 2", "Ok ```json\n[1, 2", []),
+        ("gemma", 'Ok ```json\n{"a": 5', 'Ok ```json\n{"a": 5', []),
+    ],
+)
+def test_an_answer_that_is_cut_has_neither_half_a_mark_nor_what_nobody_said(
+    form: str, answer: str, text: str, calls: list[tuple[str, str]]
+) -> None:
+    for size in (1, 2, 3, 7, len(answer)):
+        assert parse(form, answer, size, cut=True) == (text, calls)
 
 
 def test_control_tokens_of_a_template_are_dropped() -> None:
@@ -176,3 +212,18 @@ def test_any_text_is_taken_apart_the_same_way_in_pieces(form: str, answer: str, 
 def test_what_a_format_writes_it_reads(form: str, calls: list[tuple[str, dict[str, object]]], size: int) -> None:
     written = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
     assert parse(form, FORMATS[form].write(written), size) == ("", written)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(FORMATS)), CALLS, st.integers(1, 9), st.data())
+def test_forced_calls_that_are_cut_are_told_as_far_as_they_go(
+    form: str, calls: list[tuple[str, dict[str, object]]], size: int, data: st.DataObject
+) -> None:
+    wanted = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
+    written = FORMATS[form].write(wanted)
+    end = data.draw(st.integers(0, len(written)))
+    text, told = parse(form, written[:end], size, cut=True, forced=True)
+    assert text == "" and len(told) <= len(wanted) and told[:-1] == wanted[: len(told) - 1 if told else 0]
+    if told:
+        name, arguments = wanted[len(told) - 1]
+        assert told[-1][0] == name and arguments.startswith(told[-1][1]) and told[-1][1] in written[:end]

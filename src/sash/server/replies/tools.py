@@ -27,7 +27,7 @@ class ToolReply(ChatReply):
     def _choice(self, output: CompletionOutput) -> ChatChoice:
         choice = super()._choice(output)
         parser = self.toolbox.parser()
-        pieces = [*parser.push(output.text), *parser.finish(cut=output.finish_reason == "length")]
+        pieces = [*parser.push(output.text), *parser.finish(cut=_cut(output))]
         text, calls = _gathered(pieces)
         if calls:
             message = choice["message"]
@@ -54,7 +54,7 @@ def _gathered(pieces: Sequence[Piece]) -> tuple[str, list[ToolCall]]:
             arguments.append("")
         arguments[piece.index] += piece.arguments
     calls: list[ToolCall] = [
-        {"id": new_id(), "type": "function", "function": {"name": name, "arguments": given or "{}"}}
+        {"id": new_id(), "type": "function", "function": {"name": name, "arguments": given}}
         for name, given in zip(names, arguments, strict=True)
     ]
     return "".join(text), calls
@@ -63,6 +63,11 @@ def _gathered(pieces: Sequence[Piece]) -> tuple[str, list[ToolCall]]:
 def new_id() -> str:
     """The id of a call."""
     return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def _cut(output: CompletionOutput) -> bool:
+    """Whether the answer would have gone on."""
+    return output.finish_reason in ("length", "timeout")
 
 
 def _reason(output: CompletionOutput, calls: object) -> str:
@@ -77,7 +82,6 @@ class ToolStream(ChatStream):
     def __init__(self, reply: ToolReply) -> None:
         super().__init__(reply)
         self._parsers = [reply.toolbox.parser() for _ in range(reply.n)]
-        self._silent: list[set[int]] = [set() for _ in range(reply.n)]  # calls that have no arguments yet
 
     def _chunk(self, delta: RequestOutput) -> bytes:
         output = delta.outputs[0]
@@ -88,28 +92,15 @@ class ToolStream(ChatStream):
             data = self._role(output.index, delta)
             choice.begun = self._sent = True
         pieces = parser.push(output.text)
-        deltas = [self._delta(output.index, piece) for piece in pieces]
         if output.finish_reason is not None:
-            deltas += [
-                self._delta(output.index, piece) for piece in parser.finish(cut=output.finish_reason == "length")
-            ]
-            deltas += [_call(index, {"arguments": "{}"}) for index in sorted(self._silent[output.index])]
+            pieces += parser.finish(cut=_cut(output))
+        deltas = [_delta(piece) for piece in pieces]
         choice.num_tokens += len(output.token_ids)
         if not deltas and (output.finish_reason is not None or not self._plain):
             deltas = [{"content": ""} if not parser.count else {}]
         for place, part in enumerate(deltas):
             data += self._write(delta, part, parser, first=place == 0, last=place == len(deltas) - 1)
         return data
-
-    def _delta(self, index: int, piece: Piece) -> ChatDelta:
-        if isinstance(piece, str):
-            return {"content": piece}
-        silent = self._silent[index]
-        if piece.arguments:
-            silent.discard(piece.index)
-        elif piece.name is not None:
-            silent.add(piece.index)
-        return _begun(piece) if piece.name is not None else _call(piece.index, {"arguments": piece.arguments})
 
     def _write(self, delta: RequestOutput, part: ChatDelta, parser: ToolParser, *, first: bool, last: bool) -> bytes:
         """One chunk. What a delta says beside its text stands in its first chunk, how it ended in its last."""
@@ -129,6 +120,14 @@ class ToolStream(ChatStream):
         return self._opening + b"," + encode(top)[1:] + b"\n\n"
 
 
+def _delta(piece: Piece) -> ChatDelta:
+    if isinstance(piece, str):
+        return {"content": piece}
+    if piece.name is not None:
+        return _begun(piece)
+    return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.arguments}}]}
+
+
 def _begun(piece: CallPiece) -> ChatDelta:
     """The first chunk of a call."""
     call: ToolCallDelta = {
@@ -137,9 +136,4 @@ def _begun(piece: CallPiece) -> ChatDelta:
         "type": "function",
         "function": {"name": piece.name or "", "arguments": piece.arguments},
     }
-    return {"tool_calls": [call]}
-
-
-def _call(index: int, function: dict[str, str]) -> ChatDelta:
-    call: ToolCallDelta = {"index": index, "function": {"arguments": function["arguments"]}}
     return {"tool_calls": [call]}

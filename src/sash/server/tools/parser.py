@@ -31,7 +31,8 @@ Piece = str | CallPiece
 
 
 class ToolParser:
-    """Text and calls of one answer. Calls are told as soon as their name is known, arguments as they come.
+    """Text and calls of one answer. Calls are told as soon as their name is known, arguments as they come; a call that
+    ends without any has ``{}``.
 
     What only looks like a call is text: an object without a name, and where nothing but an object or a fence marks a
     call, one whose name no tool has.
@@ -40,12 +41,16 @@ class ToolParser:
         form: how the model writes calls.
         names: of the tools.
         dropped: control tokens' texts that are no part of an answer.
+        forced: the answer must be calls, so what begins is one.
     """
 
-    def __init__(self, form: ToolFormat, names: Collection[str], dropped: Collection[str] = ()) -> None:
+    def __init__(
+        self, form: ToolFormat, names: Collection[str], dropped: Collection[str] = (), *, forced: bool = False
+    ) -> None:
         self._form = form
         self._names = names
         self._dropped = dropped
+        self._forced = forced
         self._marks = tuple(sorted({*form.opens, *dropped}, key=len, reverse=True))
         self._held = ""  # not yet taken apart
         self._opened = ""  # the mark that this call began with, and what stood behind it
@@ -53,6 +58,7 @@ class ToolParser:
         self._reader = CallReader()
         self._value: ValueReader | None = None
         self._told = False  # whether the name of the call under way is told
+        self._empty = False  # whether it has no arguments yet
         self._trim = False  # white space behind a call is no text
         self.count = 0
 
@@ -62,16 +68,19 @@ class ToolParser:
         return list(self._run())
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """No more text comes: the rest. ``cut``: it would have gone on, so what began like a call may be left out."""
-        pieces = list(self._run(final=True))
-        if self._told:
+        """No more text comes: the rest. ``cut``: it would have gone on, so a call under way stays as it is, and what
+        began like a mark or a call is left out."""
+        pieces = [] if cut else list(self._run(final=True))
+        if self._told and not cut:
+            pieces += self._end_call()
+        elif self._told:
             self.count += 1
-        elif cut and self._opened.strip():
+        elif cut and not self._maybe_text():
             pass
         elif self._opened or self._reader.raw or self._held:
             pieces.append(self._opened + "".join(self._reader.raw) + self._held)
         self._opened = self._held = ""
-        self._told, self._reader = False, CallReader()
+        self._told, self._empty, self._reader = False, False, CallReader()
         return [piece for piece in pieces if piece]
 
     def _run(self, final: bool = False) -> Iterator[Piece]:
@@ -155,7 +164,7 @@ class ToolParser:
             yield self._no_call()
             return
         self._held = self._held[found.end() :].lstrip()
-        self._value, self._state, self._told = ValueReader(), self._arguments, True
+        self._value, self._state, self._told, self._empty = ValueReader(), self._arguments, True, True
         yield CallPiece(self.count, found[1], "")
 
     def _arguments(self, final: bool) -> Iterator[Piece]:
@@ -169,10 +178,10 @@ class ToolParser:
             if self._value.done:
                 break
         piece, self._held = self._held[:taken], self._held[taken:]
-        if self._value.done:
-            self._end_call()
         if piece:
-            yield CallPiece(self.count - self._value.done, None, piece)
+            yield self._more(piece)
+        if self._value.done:
+            yield from self._end_call()
 
     def _object(self, final: bool) -> Iterator[Piece]:
         reader = self._reader
@@ -183,16 +192,16 @@ class ToolParser:
                 yield self._no_call()
                 return
             self._told = True
-            yield CallPiece(self.count, reader.name, reader.take())
+            piece = reader.take()
+            self._empty = not piece
+            yield CallPiece(self.count, reader.name, piece)
         elif self._told:
             piece = reader.take()
             if piece:
-                yield CallPiece(self.count, None, piece)
-        if reader.done and self._told:
-            self._end_call()
-        elif reader.done or reader.broken:
+                yield self._more(piece)
+        if reader.done or reader.broken:
             if self._told:
-                self._end_call()
+                yield from self._end_call()
             else:
                 yield self._no_call()
 
@@ -217,10 +226,24 @@ class ToolParser:
         marked = self._opened.strip() and not self._opened.startswith("```")
         return bool(marked) or name in self._names
 
-    def _end_call(self) -> None:
+    def _maybe_text(self) -> bool:
+        """Whether what an answer that is cut has begun may as well be text: an object without a mark, a block of
+        JSON."""
+        if self._forced or self._state == self._text:
+            return False
+        return self._opened.startswith("```json") or not (self._opened.strip() or self.count)
+
+    def _more(self, arguments: str) -> CallPiece:
+        self._empty = False
+        return CallPiece(self.count, None, arguments)
+
+    def _end_call(self) -> list[CallPiece]:
+        """The call is whole; returns the arguments of one that has said none."""
+        rest = [self._more("{}")] if self._empty else []
         self.count += 1
         self._opened, self._told, self._reader = "", False, CallReader()
         self._state, self._trim = self._calls, True
+        return rest
 
     def _no_call(self) -> str:
         """What looked like a call is text."""

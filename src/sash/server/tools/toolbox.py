@@ -60,7 +60,8 @@ class Toolbox:
 
     def parser(self) -> ToolParser:
         """For one answer."""
-        return ToolParser(self.form, {tool.function.name for tool in self.tools}, self.dropped)
+        names = {tool.function.name for tool in self.tools}
+        return ToolParser(self.form, names, self.dropped, forced=self.required)
 
 
 def toolbox_of(body: ToolBody, form: ToolFormat, template: str, tokenizer: Tokenizer | None) -> Toolbox | None:
