@@ -139,7 +139,7 @@ class Exam:
     def _message(self, name: str, prompt: tuple[int, ...], answer: int, seed: int, score_prompt: bool) -> AddRequest:
         count = min(SCORES, self.spec.vocab_size)
         # Drawn tokens, so that the text doesn't fall into a loop in which one row is like another; from a few, because
-        # noise over a whole vocabulary takes longer than a step.
+        # without the kernels noise over a whole vocabulary takes longer than a step.
         params = SamplingParams(
             max_tokens=answer,
             temperature=1.0,
