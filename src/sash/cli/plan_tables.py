@@ -145,8 +145,8 @@ def _missing(plan: Plan) -> str:
     if a.memory_bytes is not None and a.weight_bytes is not None and a.weight_bytes + a.reserve_bytes >= a.memory_bytes:
         return f"weights alone take {size(a.weight_bytes)}, the reserve {size(a.reserve_bytes)}"
     asked = replace(a, requests=max(a.requests, 1), context=max(a.context, 1))
-    need = f"{_who(asked)} {_verb('need', asked.requests)} {size(a.needed_bytes, up=True)} of KV"
-    return f"{need}, there are {size(a.kv_bytes)}"
+    needs = f"{_who(asked)} {_verb('need', asked.requests)} {size(a.needed_bytes, up=True)} of KV"
+    return f"{needs}, there are {size(a.kv_bytes)}"
 
 
 def _memory(page: Page, plan: Plan) -> None:

@@ -71,7 +71,8 @@ class Submission:
         while request.deltas or not request.whole.finished:
             while not request.deltas:
                 if self._dead is not None:
-                    raise self._dead
+                    # A new one for each who hears of it: errors hold on to the frames that they have passed.
+                    raise type(self._dead)(str(self._dead))
                 self._news.clear()
                 await self._news.wait()
             deltas, request.deltas = request.deltas, []
