@@ -269,6 +269,11 @@ def test_the_bytes_are_true(context: Context) -> None:
     complete(found)
 
 
+def test_a_few_rows_are_not_measured(context: Context) -> None:
+    with pytest.raises(NotApplicable, match="fewer than 256 tokens"):
+        memory.run(Context(context.model, options=context.options, lengths=(1, 4000)))
+
+
 @pytest.mark.parametrize("column", ["allocated", "held", "resident"])
 def test_bytes_that_nobody_predicted_are_found(context: Context, column: str) -> None:
     def more(*arguments: Any, **named: Any) -> Any:

@@ -63,6 +63,11 @@ def test_short_texts_alone_are_no_failure(context: Context) -> None:
     assert "reading 3 tokens again" in found.plots[1].reading
 
 
+def test_lengths_that_overlap_are_not_measured(context: Context) -> None:
+    with pytest.raises(NotApplicable, match="lengths 40 and 44 are nearer than the 6 tokens written after each"):
+        ring.measure(context, ring.Plan((40, 44), 6, 1))
+
+
 def test_lengths_too_long_to_read_again(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "_RECOMPUTED", 30)
     found = ring.measure(context, ring.Plan((40,), 3, 1))

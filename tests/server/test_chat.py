@@ -96,6 +96,13 @@ def test_a_request_brings_a_template_only_where_it_is_trusted(monkeypatch: pytes
     post(PATH, body, engine, trust_request_chat_template=True)
     post(PATH, CHAT, engine)
     assert [thread is threading.main_thread() for thread in rendered] == [False, True], "its own never on the loop"
+    monkeypatch.setattr(prompts, "_TEMPLATES", threading.BoundedSemaphore(1))
+    prompts._TEMPLATES.acquire()
+    error = refusal(PATH, body, status=503, trust_request_chat_template=True)
+    assert error["param"] == "chat_template" and error["code"] == "templates_busy"
+    assert post(PATH, CHAT, engine).status_code == 200, "others don't wait for it"
+    prompts._TEMPLATES.release()
+    assert post(PATH, body, engine, trust_request_chat_template=True).status_code == 200
     monkeypatch.undo()
     broken = CHAT | {"chat_template": "{% for %}"}
     assert refusal(PATH, broken, trust_request_chat_template=True)["param"] == "messages"

@@ -37,9 +37,17 @@ def test_every_kind_of_value_comes_from_the_environment_and_from_the_file(tmp_pa
     assert got.engine["deterministic"] is False
 
 
+def test_sizes_are_written_as_in_flags(tmp_path: Path) -> None:
+    from_file = configured(tmp_path, "{model: m, kv_cache_memory_bytes: 512MiB, max_body_bytes: 1M, jobs_max_bytes: 7}")
+    environ = {"MODEL": "m", "KV_CACHE_MEMORY_BYTES": "512 MiB", "MAX_BODY_BYTES": "1000000", "JOBS_MAX_BYTES": "7"}
+    assert from_file == configured(tmp_path, "", environ)
+    assert from_file.engine["kv_cache_memory_bytes"] == 512 << 20 and from_file.settings.max_body_bytes == 1_000_000
+
+
 @pytest.mark.parametrize(
     ("yaml", "environ", "message"),
     [
+        ("model: m\nkv_cache_memory_bytes: many", {}, "kv_cache_memory_bytes in .* must be a size such as 512MiB"),
         ("", {}, "no model: name one"),
         ("model: m\nprot: 1", {}, "unknown option prot in .*; did you mean port"),
         ("model: m", {"MAX_MODEL_LENGTH": "1"}, "SASH_SERVE_MAX_MODEL_LENGTH; did you mean SASH_SERVE_MAX_MODEL_LEN"),

@@ -108,6 +108,22 @@ def test_what_is_no_request_is_refused_and_the_server_answers_on() -> None:
     assert [line for line in lines if line["log_level"] == "error"] == []
 
 
+def test_offers_of_another_protocol_are_ignored() -> None:
+    """As curl --http2 and Java's client make them; what the body says stays as it is."""
+
+    async def whole() -> None:
+        async with served() as port:
+            offer = b"Connection: close, Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+            body = b'{"prompt": "\\r\\nUpgrade: h2c", "echo": true, "max_tokens": 1}'
+            length = b"Content-Length: %d\r\n" % len(body)
+            for given in (offer, offer.replace(b"UPGRADE: h2c", b"upgrade:websocket")):
+                heard = await say(port, POST + JSON + length + given + b"\r\n" + body)
+                assert statuses(heard) == [200] and b"Upgrade: h2c" in heard, heard
+
+    with logged():
+        asyncio.run(whole())
+
+
 def test_nobody_can_write_headers_of_the_answer() -> None:
     async def whole() -> None:
         async with served() as port:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -18,24 +17,12 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from sash.spec.config import DEFAULT_CONTEXT, EngineConfig
-from sash.spec.errors import ConfigError, RequestError
+from sash.spec.errors import RequestError
+from sash.spec.quantity import parse_bytes
 from sash.spec.sampling import SamplingParams
 
 # Other engines' names of options: they work, and help names them without a column of their own.
 ALIASES = {"max-predict-length": "max-model-len", "max-total-num-tokens": "max-total-tokens"}
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-
-
-def parse_bytes(text: str) -> int:
-    """``512MiB``, ``2G`` or a plain number of bytes.
-
-    Raises:
-        ConfigError: it is none of these.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
-    if not match:
-        raise ConfigError(f"--kv-cache-memory-bytes must be a size such as 512MiB, 2G or 1000000, got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
 def parse_ids(option: str, text: str) -> list[int]:
@@ -149,7 +136,7 @@ class EngineOptions:
         """Keyword arguments for LLM: only what was given, so that defaults live in the engine alone."""
         out = {item.name: getattr(self, item.name) for item in fields(self)}
         if self.kv_cache_memory_bytes is not None:
-            out["kv_cache_memory_bytes"] = parse_bytes(self.kv_cache_memory_bytes)
+            out["kv_cache_memory_bytes"] = parse_bytes("--kv-cache-memory-bytes", self.kv_cache_memory_bytes)
         return {name: value for name, value in out.items() if value is not None and value is not False}
 
 

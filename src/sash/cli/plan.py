@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from sash.planner.sources import TypedShapes
     from sash.planner.speed import Device
 
-_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_MOST = 10**18
+_BYTES = {"": 1} | {unit: 1000**n for n, unit in enumerate("kmgtp", 1)}
+_BYTES |= {f"{unit}i": 1024**n for n, unit in enumerate("kmgtp", 1)}
+_MOST = 10**24
 _TOKENS = {"": 1, "k": 2**10, "m": 2**20}
 _WEIGHTS = {"": 1, "m": 10**6, "b": 10**9, "t": 10**12}
 _DTYPES = {
@@ -268,7 +269,7 @@ def _number(option: str, text: str | None, units: dict[str, int], example: str, 
         raise ConfigError(f"{option} must be a number such as {example}, got {text!r}")
     value = Decimal(match[1]) * units[match[2] or ""]
     if value > _MOST:
-        raise ConfigError(f"{option} must be below 10^18, such as {example}, got {text[:SHOWN]!r}")
+        raise ConfigError(f"{option} must be below 10^24, such as {example}, got {text[:SHOWN]!r}")
     return int(value)
 
 

@@ -15,7 +15,7 @@ from sash.kv.storage import KVPool
 from sash.lab.apart import apart, bytes_at_rest
 from sash.lab.context import Context, all_full, all_windows
 from sash.lab.crowd import Job, together
-from sash.lab.experiment import Axis, Experiment, Finding, Plot, Verdict, holds
+from sash.lab.experiment import Axis, Experiment, Finding, NotApplicable, Plot, Verdict, holds
 from sash.spec.footprint import row_bytes, uniform_bytes
 from sash.spec.groups import group_layers
 from sash.spec.model import ModelSpec
@@ -36,6 +36,7 @@ _MIB = 2**20
 _COLUMNS = ("predicted", "allocated", "held", "resident before", "resident", "growth", "uniform")
 # Part of a pool that may lie in memory before the request; else what lies there after it proves nothing.
 _UNTOUCHED = 0.1
+_LEAST = 256  # tokens
 _NEAR = 0.02  # part by which resident bytes may differ: the system counts pages of its own
 
 
@@ -47,6 +48,8 @@ class Plan:
 
 
 def run(context: Context) -> Finding:
+    if min(context.lengths, default=_LEAST) < _LEAST:
+        raise NotApplicable(f"rows of fewer than {_LEAST} tokens take too few of the system's pages to tell anything.")
     return measure(context, context.pick(Plan((1024, 4096, 8192, 16_384)), Plan((1024, 3072))))
 
 

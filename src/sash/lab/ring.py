@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from sash.lab.context import Context
@@ -49,6 +50,9 @@ def measure(context: Context, plan: Plan) -> Finding:
     if not context.window:
         raise NotApplicable("no layer of this model has a window.")
     lengths = context.lengths_of(plan.lengths, plan.steps)
+    for a, b in pairwise(lengths):
+        if b - a < plan.steps:
+            raise NotApplicable(f"lengths {a} and {b} are nearer than the {plan.steps} tokens written after each.")
     longest = lengths[-1] + plan.steps
     text = context.ids(longest)
     sessions = {name: Session(context.weights, name, longest) for name in STORAGES}

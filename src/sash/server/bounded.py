@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_S = 30.0
+_UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade(?=:)")
 
 
 class BoundedHttp(HttpToolsProtocol):
     """Cuts a connection whose request line and headers together exceed ``MAX_HEAD_BYTES`` (with status 400), or don't
-    end within ``HEAD_S`` after the connection or the request has begun."""
+    end within ``HEAD_S`` after the connection or the request has begun. Offers of another protocol (h2c, from clients
+    that like HTTP/2) are ignored, as RFC 9110 section 7.8 allows: the parser would drop the body."""
 
     _whole_bytes = 0  # of lines that the parser has read to their end
     _raw_bytes = 0  # of whole reads inside a head, all of which the parser may hold back
@@ -31,6 +34,9 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
         unfinished = self._deadline
+        if unfinished is not None:
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = _UPGRADE.sub(b"ignored", head) + end + rest  # of the same length
         super().data_received(data)
         if unfinished is not None and self._deadline is unfinished and not self.transport.is_closing():
             self._raw_bytes += len(data)

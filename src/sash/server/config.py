@@ -19,6 +19,7 @@ from sash.server.settings import ServerSettings
 from sash.server.tools.formats import FORMATS
 from sash.spec.config import EngineConfig
 from sash.spec.errors import ConfigError
+from sash.spec.quantity import parse_bytes
 
 PREFIX = "SASH_SERVE_"
 DEFAULT_TIMEOUT_S = 300.0
@@ -102,7 +103,7 @@ def _from_environment(environ: Mapping[str, str], known: Mapping[str, Any]) -> d
         if variable.startswith(PREFIX):
             name = variable.removeprefix(PREFIX).lower()
             _require_known(name, known, variable, lambda near: PREFIX + near.upper())
-            out[name] = _parse(text, known[name], variable)
+            out[name] = _size(name, text, variable) or _parse(text, known[name], variable)
     return out
 
 
@@ -128,7 +129,7 @@ def _from_file(file: Path | None, known: Mapping[str, Any]) -> dict[str, Any]:
         if name in out:
             raise ConfigError(f"{name} stands twice in {file}, with a dash and with an underscore; keep one")
         if value is not None:
-            out[name] = _convert(value, known[name], f"{key} in {file}")
+            out[name] = _size(name, value, f"{key} in {file}") or _convert(value, known[name], f"{key} in {file}")
     return out
 
 
@@ -136,6 +137,11 @@ def _require_known(name: str, known: Mapping[str, Any], where: str, spell: Any) 
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         raise ConfigError(f"unknown option {where}" + (f"; did you mean {spell(near[0])}?" if near else ""))
+
+
+def _size(name: str, value: Any, where: str) -> int | None:
+    """What a text such as 512MiB says for an option in bytes; None for everything else."""
+    return parse_bytes(where, value) if name.endswith("_bytes") and isinstance(value, str) else None
 
 
 def _kind(hint: Any) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -25,6 +27,8 @@ _RESERVED = frozenset({"tokenizer", "messages", "template", "add_generation_prom
 # Stands behind the message that is to be continued while the template renders it.
 _END = "\ue0ff\ue0fe\ue0ff"
 T = TypeVar("T")
+# Templates of requests that are rendered at a time.
+_TEMPLATES = threading.BoundedSemaphore(4)
 
 
 def tokenizer_of(state: ServerState, param: str) -> Tokenizer:
@@ -73,8 +77,7 @@ async def encode_messages(
         return tokenizer.encode(text, add_bos=how.add_special_tokens is not False, parse_special=True)
 
     try:
-        # A request's own template may take any time: never on the loop.
-        ids = await aside(size if how.chat_template is None else _SHORT + 1, work)
+        ids = await (aside(size, work) if how.chat_template is None else _apart(work))
     except (RequestError, ModelError) as error:
         raise ApiError(400, str(error), param="messages") from error
     if not ids:
@@ -85,6 +88,37 @@ async def encode_messages(
 async def aside(size: int, work: Callable[[], T]) -> T:
     """Do work for so many characters, in a thread when they are many."""
     return work() if size <= _SHORT else await asyncio.to_thread(work)
+
+
+async def _apart(work: Callable[[], T]) -> T:
+    """Do the work of a request's own template, which may never end: in a thread that nobody waits for at the end, and
+    of which there are few. Raises ApiError where all are taken."""
+    if not _TEMPLATES.acquire(blocking=False):
+        told = "as many templates of requests as may be are being rendered; try again, or use the server's template"
+        raise ApiError(503, told, param="chat_template", code="templates_busy", headers={"Retry-After": "5"})
+    loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def settle(result: T | None, error: Exception | None) -> None:
+        if future.done():  # who asked is gone
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+        finally:
+            _TEMPLATES.release()
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True, name="template").start()
+    return cast(T, await future)
 
 
 def fit(state: ServerState, ids: list[int], *, keep: int | None, max_tokens: int | None, param: str) -> list[int]:
