@@ -110,22 +110,24 @@ NUCLEI = [
 ]
 
 
-@pytest.mark.parametrize("guess", [2048, 2])
+@pytest.mark.parametrize("depth", [12.0, 0.7])
 @pytest.mark.parametrize(("top_p", "kept"), NUCLEI)
 def test_top_p_is_the_smallest_set_that_reaches_it(
-    top_p: float, kept: tuple[int, ...], guess: int, monkeypatch: pytest.MonkeyPatch
+    top_p: float, kept: tuple[int, ...], depth: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the first guess of its size is too small."""
-    monkeypatch.setattr(sampling, "_NUCLEUS_GUESS", guess)
+    """Also where it reaches deeper than the first look."""
+    monkeypatch.setattr(sampling, "_NUCLEUS_DEPTH", depth)
     assert distance(draws(SamplingParams(top_p=top_p), 1000), filtered(*kept)) < ENOUGH
 
 
-def test_a_nucleus_larger_than_the_first_guess() -> None:
+@pytest.mark.parametrize("depth", [12.0, 0.2])
+def test_a_large_nucleus(depth: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_NUCLEUS_DEPTH", depth)
     logits = -torch.arange(6000) * 1e-4
     order = torch.randperm(6000, generator=torch.Generator().manual_seed(0))
     wanted = int((logits.double().softmax(0).cumsum(0) < 0.9).sum()) + 1
     values, ids = sampling._candidates(logits[torch.argsort(order)], SamplingParams(top_p=0.9))
-    assert wanted > sampling._NUCLEUS_GUESS
+    assert 2000 < wanted < 5900
     assert abs(len(ids) - wanted) <= 1  # float32 may put the last one on either side
     assert torch.equal(ids, order[: len(ids)]) and torch.equal(values, logits[: len(ids)])
 

@@ -15,8 +15,8 @@ import torch
 from sash.spec.sampling import SamplingParams, TokenLogprobs, mix64
 
 _MASK64 = (1 << 64) - 1
-# Candidates that nucleus sampling looks at before it falls back to the whole vocabulary.
-_NUCLEUS_GUESS = 2048
+# How far below the best scaled logit nucleus sampling looks before it sorts the whole vocabulary.
+_NUCLEUS_DEPTH = 12.0
 # The smallest divisor that float32 keeps apart from 0 with room to spare.
 _LEAST_TEMPERATURE = 1e-30
 
@@ -168,7 +168,7 @@ def choose(
 
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     # The best logit becomes 0, so that dividing by a very small temperature can't overflow it.
-    return (logits - logits.max()) / divisor(temperature)
+    return (logits - logits.max()).div_(divisor(temperature))
 
 
 def divisor(temperature: float) -> float:
@@ -192,8 +192,9 @@ def _head(scaled: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, t
         return _nucleus(values, ids, torch.logsumexp(values, 0), params.top_p) or (values, ids)
     if params.top_p < 1.0:
         total = torch.logsumexp(scaled, 0)
-        guess = torch.topk(scaled, min(_NUCLEUS_GUESS, vocab))
-        found = _nucleus(guess.values, guess.indices, total, params.top_p)
+        likely = torch.nonzero(scaled > -_NUCLEUS_DEPTH).squeeze(-1)
+        head = torch.sort(scaled[likely], descending=True, stable=True)
+        found = _nucleus(head.values, likely[head.indices], total, params.top_p)
         if found is not None:
             return found
         whole = torch.sort(scaled, descending=True, stable=True)
