@@ -25,7 +25,7 @@ help:
 	@echo 'make format    fix what check finds and a machine can fix'
 	@echo 'make bench     sash alone and beside its peers (an hour), and docs/benchmarks.md from it; BENCH_ARGS=--quick'
 	@echo 'make load      the server under load, and deploy/load/report.md from it (an hour); LOAD_ARGS=--quick'
-	@echo 'make audit     known vulnerabilities of what is installed, by pip-audit; recorded as well; AUDIT_ARGS=--service osv'
+	@echo 'make audit     known vulnerabilities of what is installed, by pip-audit; recorded as well; AUDIT_ARGS="-s osv"'
 	@echo 'make clean     remove $(VENV) and everything else that was made'
 
 $(VENV)/.created:
@@ -110,7 +110,7 @@ bench: $(VENV)/.test
 load: $(VENV)/.test
 	$(BIN)/python deploy/load/run.py $(LOAD_ARGS)
 
-# AUDIT_ARGS: such as --service osv. pip-audit has an environment of its own, so that it doesn't audit itself.
+# AUDIT_ARGS: such as -s osv. pip-audit has an environment of its own, so that it doesn't audit itself.
 audit: $(VENV)/.demo
 	@$(BIN)/python -m venv --clear --upgrade-deps $(VENV)/audit && $(VENV)/audit/bin/python -m pip install --quiet pip-audit
 	$(BIN)/python tools/record_run.py audit -- $(VENV)/audit/bin/pip-audit --skip-editable --progress-spinner off \
