@@ -1,8 +1,8 @@
 """Times of a prompt and of a decoding step by the roofline: reads at the memory's rate, products at the machine's.
 
 On a named device these are bounds: nothing runs faster, and reads and products overlap wholly. On the measured CPU they
-are predictions: sash's kernels reach a known share of a large product, a step costs something per layer, and with few
-rows reads and products don't overlap (``Habits``, fitted to the records of docs/benchmarks.md).
+are predictions: kernels reach a known share of a large product, a step costs something per layer and request, and
+with few rows reads and products don't overlap (``Habits``, fitted to measurements at 37 to 69 GB/s, see docs/log.md).
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ _SEARCHED_ROWS, _SEARCHED_SHARE = 4, 0.75
 class Habits:
     """What sash's kernels make of a CPU's ceilings.
 
-    ``linear`` and ``attention`` are shares of a large product's rate, ``layer_s`` seconds of a layer in a step that
-    are neither, ``chunk`` the tokens of a prompt that one step computes.
+    ``linear``, ``attention`` of a prompt and ``attention_of_one`` query are shares of a large product's rate,
+    ``layer_s`` seconds of a layer in a step that are none of these, ``row_s`` of a layer for each request that decodes,
+    ``chunk`` the tokens of a prompt that one step computes.
     """
 
     linear: float = 0.74
     attention: float = 0.95
-    layer_s: float = 40e-6
+    attention_of_one: float = 0.12
+    layer_s: float = 42e-6
+    row_s: float = 5e-6
     chunk: int = 512
 
 
@@ -80,12 +83,20 @@ def decode_step(layout: Layout, device: Device, context: int, prompt: int, reque
     """
     shapes, count = layout.shapes, _count(layout)
     kind, habits = layout.precision.weights, device.habits
-    reads = _weights_read(count, kind, requests, searched=habits is not None)
-    reads += requests * sum(layout.row_bytes(context, prompt).values())
-    reads_s = reads / device.read_bytes_per_s
+    reads_s = _weights_read(count, kind, requests, searched=habits is not None) / device.read_bytes_per_s
+    rows_s = requests * sum(layout.row_bytes(context, prompt).values()) / device.read_bytes_per_s
     linear = 2.0 * requests * count.active / device.rate(kind)
     attention = requests * attention_flop(shapes, context - 1, prompt) / device.rate("bfloat16")
-    return _times(reads_s, linear, attention, habits, shapes.num_layers)
+    if habits is None:
+        return _bound(reads_s + rows_s, linear + attention)
+    products, other = linear / habits.linear, shapes.num_layers * (habits.layer_s + requests * habits.row_s)
+    # The kernel reads K and V as it multiplies them: the slower of both is its pace.
+    own = attention / habits.attention_of_one
+    if rows_s > own:
+        reads_s += rows_s
+    else:
+        products += own
+    return Times(reads_s + products + other, reads_s, products, other)
 
 
 def prefill(layout: Layout, device: Device, prompt: int) -> Times:
@@ -102,10 +113,12 @@ def prefill(layout: Layout, device: Device, prompt: int) -> Times:
     linear = 2.0 * (prompt * (count.active - count.head) + count.head) / device.rate(kind)
     attention = attention_prompt_flop(shapes, prompt) / device.rate("bfloat16")
     if habits is None:
-        return _times(reads_s, linear, attention, None, shapes.num_layers)
+        return _bound(reads_s, linear + attention)
     # With many rows the next weights are fetched while these are multiplied, and of the top layer one row goes on.
     lower = 1 - 1 / shapes.num_layers
-    return _times(0.0, lower * linear, lower * attention, habits, steps * shapes.num_layers)
+    products = lower * (linear / habits.linear + attention / habits.attention)
+    other = steps * shapes.num_layers * habits.layer_s
+    return Times(products + other, 0.0, products, other)
 
 
 def _count(layout: Layout) -> WeightCount:
@@ -122,12 +135,8 @@ def _weights_read(count: WeightCount, kind: str, rows: int, *, searched: bool) -
     return each * (count.touched(rows) - count.head) + head * count.head
 
 
-def _times(reads_s: float, linear_s: float, attention_s: float, habits: Habits | None, layers: int) -> Times:
-    if habits is None:
-        products = linear_s + attention_s
-        return Times(max(reads_s, products), reads_s, products, 0.0)
-    products, other = linear_s / habits.linear + attention_s / habits.attention, layers * habits.layer_s
-    return Times(reads_s + products + other, reads_s, products, other)
+def _bound(reads_s: float, products_s: float) -> Times:
+    return Times(max(reads_s, products_s), reads_s, products_s, 0.0)
 
 
 @cache
