@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,18 +13,6 @@ from sash.spec.sampling import SamplingParams
 
 NATIVE, NOTE = native.load()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason=NOTE)
-
-
-@pytest.fixture(params=native.ISAS)
-def kernels(request: pytest.FixtureRequest) -> Iterator[Any]:
-    assert NATIVE is not None
-    best = NATIVE.isa()
-    try:
-        NATIVE.set_isa(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield NATIVE
-    NATIVE.set_isa(best)
 
 
 def some_logits(vocabulary: int, spread: float, seed: int = 0) -> torch.Tensor:

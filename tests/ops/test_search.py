@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,18 +11,6 @@ from sash.ops import native, native_linear, packed
 
 NATIVE, NOTE = native.load()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason=NOTE)
-
-
-@pytest.fixture(params=native.ISAS)
-def kernels(request: pytest.FixtureRequest) -> Iterator[Any]:
-    assert NATIVE is not None
-    best = NATIVE.isa()
-    try:
-        NATIVE.set_isa(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield NATIVE
-    NATIVE.set_isa(best)
 
 
 def both(module: Any, weight: torch.Tensor, x: torch.Tensor) -> tuple[Any, Any]:
